@@ -1,4 +1,4 @@
-# cbmir: `make` shows what can be made.
+# cbmir: `make` lists the targets.
 
 PYTHON ?= python3
 PORT ?= 7860
@@ -14,12 +14,12 @@ help:  ## this text
 	@echo '  make demo NIH=DIR   the same on a folder of NIH ChestX-ray14 (images, Data_Entry_2017*.csv, splits.csv if any)'
 	@echo '  make demo PORT=8080, make test PYTHON=python3.12'
 
-# --- set-up: one .venv, in which `make demo` installs what it needs and `make venv` the rest. Repeated only when
-# pyproject.toml or constraints.txt change. uv, where it is there, is faster than pip. --------------------------------
+# --- set-up: one .venv, into which `make demo` installs what it needs and `make venv` everything. Repeated only if
+# pyproject.toml or constraints.txt change. Uses uv if it is installed, which is faster than pip. ---------------------
 
 UV := $(shell command -v uv)
 INSTALL := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/python -m pip install) -c constraints.txt
-# PyTorch's builds without CUDA, which PyPI does not have for Linux on x86-64. Empty: take PyPI's.
+# PyTorch builds without CUDA, which PyPI does not have for Linux on x86-64. Empty: use PyPI's.
 TORCH_INDEX ?= $(if $(shell command -v nvidia-smi),,https://download.pytorch.org/whl/cpu)
 
 venv: .venv/installed  ## set up .venv with everything
@@ -55,7 +55,7 @@ constraints: venv  ## update constraints.txt to the newest versions that pyproje
 
 # --- checks ------------------------------------------------------------------------------------------------------
 
-# A process per processor runs tests, so one thread each is enough: more of them wait for each other.
+# There is one test process per processor, so more than one thread each would only compete.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 
 lint: .venv/installed  ## style, types, direction of imports
@@ -64,7 +64,7 @@ lint: .venv/installed  ## style, types, direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# axe-core, a browser and a PACS: installed where that is possible, or the tests that need them are skipped.
+# axe-core, a browser and a PACS: installed if possible; otherwise the tests that need them are skipped.
 test-tools: .venv/installed
 	@$(BIN)/python tests/helpers/set_up.py
 
@@ -96,12 +96,12 @@ soak: .venv/installed  ## hold serve and the PACS node under normal and hostile 
 	test -d soak/gallery || $(CBMIR) index build starter soak/phantoms/manifest.csv -o soak/gallery
 	$(BIN)/python tests/attack/soak.py starter soak/gallery soak/phantoms/images --seconds $(SOAK_SECONDS) -o soak/soak.json
 
-# --- demo: each file is a step that is done once, so a stopped `make demo` continues from there. The times are those
-# of two cores and drawn X-rays. --------------------------------------------------------------------------------------
+# --- demo: each file is a step that runs once, so `make demo` continues after an interruption. Times are for two cores
+# and drawn X-rays. ---------------------------------------------------------------------------------------------------
 
 # $(call step,NUMBER,WHAT,HOW LONG,TIME TO THE PAGE)
 step = @printf '\nStep $1 of 6: $2$(if $(NIH),,, about $3; the page opens in about $4)\n'
-# A browser needs a screen.
+# Open a browser only if there is a display.
 OPEN := $(if $(CI),,$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell uname -s)),--open))
 
 ifeq ($(strip $(NIH)),)

@@ -1,10 +1,10 @@
-"""The recipe `fitted` with each of its parts taken away, on images whose findings are known.
+"""Ablation of the recipe `fitted`: train it without each of its parts, on images with known findings.
 
     cbmir data phantom -n 800 --seed 0 -o phantoms
     python benchmarks/ablations.py phantoms/manifest.csv -o ablations --write-docs docs/benchmark.md
 
-One training run for each part of the training; the parts of the linear fit are taken from the whole recipe's own
-network, fitted again without them. All answer the same test images: differences are paired, with intervals over
+There is one training run for each part of the training. For the parts of the linear fit, the network of the whole
+recipe is fitted again without them. All are tested on the same images; differences are paired, with intervals over
 patients. A finished run is not trained again.
 """
 
@@ -36,7 +36,7 @@ from cbmir.training.run import RunFolder, build_model, load_model, training_mani
 from cbmir.training.validation import Validation
 
 WHOLE = "the whole recipe"
-#: Options of `cbmir train` that take away a part of the training.
+#: Options of `cbmir train` that remove one part of the training.
 TRAINED = {
     WHOLE: (),
     "no linear fit": ("--no-linear-fit",),
@@ -48,7 +48,7 @@ TRAINED = {
 }
 #: Parts of the embedding in a linear fit, as `linear_fit` orders them.
 PARTS = {"no part of neighbours": 0, "no part of scores": 1, "no part of looks": 2}
-NOTHING = 1e-6  # of a part's length: scores are read from theirs, so that it cannot be 0
+NOTHING = 1e-6  # relative length of a removed part; not 0, since scores are computed from their part
 COARSE = "no finer stage"
 YARDSTICK = {"AUC": ("auc", ""), "corrected nDCG@10": ("corrected_ndcg", "all queries"),
              "with Jaccard gain": ("corrected_jaccard_ndcg", "all queries")}  # fmt: skip
@@ -93,7 +93,7 @@ def main(manifest: Path, output: Path, encoder: str, weights: str, image_size: i
 
 
 def row(pool: Pool, whole: Pool, metric: str, column: str) -> dict[str, Any]:
-    """A figure, and what it is more than the whole recipe's."""
+    """A figure, and its difference from the whole recipe's."""
     more = None if pool is whole else difference(pool, whole, metric, column)
     return {"value": pool.mean(metric, column), "more": more}
 
@@ -105,7 +105,7 @@ def words(one: dict[str, Any]) -> str:
 
 
 def measured(model: RetrievalModel, run: Path) -> Pool:
-    """The run's test images ask its training images."""
+    """Answers with the run's test images as queries and its training images as gallery."""
     config = RunFolder(run).read_config()
     manifest = training_manifest(config)
     images = cached_images(manifest, config.preprocess, cache_folder(Path(config.manifest)))
@@ -118,7 +118,7 @@ def measured(model: RetrievalModel, run: Path) -> Pool:
 
 
 def fitted_again(run: Path) -> RetrievalModel:
-    """The run's network before its linear fit, fitted as `linear_fit` now does."""
+    """The run's network before its linear fit, fitted again by the current `linear_fit`."""
     folder = RunFolder(run)
     config = folder.read_config()
     manifest = training_manifest(config)
@@ -130,7 +130,7 @@ def fitted_again(run: Path) -> RetrievalModel:
 
 @contextmanager
 def without_finer_stage() -> Iterator[None]:
-    """A fit that sees the last stage alone."""
+    """Let the linear fit use only the last stage."""
 
     def fit(pooled: Stages, *more: Any) -> LinearFit:
         last, finer = pooled

@@ -1,13 +1,12 @@
-"""What the demo adds to an answer: opening a file on its page, and searching by a region, against `Finder.analyze`.
+"""Measure the demo's overhead: opening a file on its page and searching by a region, compared with `Finder.analyze`.
 
     python benchmarks/demo_answer.py model.onnx gallery chest1.png chest2.dcm
 
-Finder and demo are open and warm, and are asked about each file in turn, the demo every time in a new session. Its time
-is that of the page's requests (upload, question, answer) until the answer is there, without the browser's own time to
-draw it. A region is a second question about the same image; the other clicks (`like`, `compare`, `refine`, `point`,
-`filter`, `back`) come after it, and are given as ratios to the finder's answer about a whole image. `query_ms` is the
-whole command `cbmir query`, a process that opens the model and the gallery for one answer. All are medians over files
-and rounds.
+Finder and demo are open and warm, and answer for each file in turn; the demo uses a new session every time. Its time is
+that of the page's requests (upload, call, answer), without the rendering in the browser. The search by region is a
+second search with the same image; the other clicks (`like`, `compare`, `refine`, `point`, `filter`, `back`) follow, and
+are given as ratios to the finder's answer for a whole image. `query_ms` is the time of the command `cbmir query`, which
+opens the model and the gallery for one answer. All times are medians over files and rounds.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ import orjson
 from cbmir.demo.controls import Controls
 from cbmir.runtime import Finder
 
-K = 20  # what the page asks for
+K = 20  # as the page requests
 REGION = (0.1, 0.4, 0.5, 0.9)
 CLICKS = ("like", "compare", "refine", "back", "point", "filter")
-SPECIFIC = "specific"  # an operating point that the page does not begin with
+SPECIFIC = "specific"  # an operating point that is not the page's default
 
 
 @click.command()
@@ -45,7 +44,7 @@ SPECIFIC = "specific"  # an operating point that the page does not begin with
 @click.argument("images", type=click.Path(exists=True, path_type=Path), nargs=-1, required=True)
 @click.option("-n", "--rounds", default=10, show_default=True, help="How often each image is asked about.")
 def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> None:
-    """Time the demo's answers against a finder's and the command's."""
+    """Compare the times of the demo, `Finder.analyze` and `cbmir query`."""
     times: dict[str, list[float]] = defaultdict(list)
     with Finder.open(model, gallery) as finder, demo(model, gallery) as client:
         config = client.get("/config").raise_for_status().json()
@@ -66,7 +65,7 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
                 for name, act in acts.items():
                     start = time.perf_counter()
                     answers[name] = act()
-                    if at:  # the first round warms both up
+                    if at:  # the first round is a warm-up
                         times[name].append(time.perf_counter() - start)
                 for part in ("", "_region"):
                     expected = [one.id for one in answers[f"finder{part}"].neighbours]
@@ -92,7 +91,7 @@ def query(model: Path, gallery: Path, image: Path) -> None:
 
 @contextmanager
 def demo(model: Path, gallery: Path) -> Iterator[httpx.Client]:
-    """A client of `cbmir demo` in a process of its own."""
+    """A client of `cbmir demo`, which runs in its own process."""
     command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -106,23 +105,23 @@ def demo(model: Path, gallery: Path) -> Iterator[httpx.Client]:
 
 
 class Page:
-    """A new page in a browser, as its requests."""
+    """A new browser page, reduced to its requests."""
 
     def __init__(self, client: httpx.Client, config: dict[str, Any]) -> None:
         self._client, self._config, self._session = client, config, uuid.uuid4().hex
         self._ids: list[str] = []
-        self._ask("load", ["", "", 0])  # as a browser's page does before it is asked anything
+        self._ask("load", ["", "", 0])  # as a browser does first
         (self._similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
 
     def open(self, image: Path) -> list[str]:
-        """The ids of the similar images of a file."""
+        """Open a file; the ids of its similar images."""
         files = {"files": (image.name, image.read_bytes())}
         paths = self._client.post("/gradio_api/upload", files=files).raise_for_status().json()
         given = [{"path": path, "meta": {"_type": "gradio.FileData"}} for path in paths]
         return self._answer("upload", given, event_data=None)
 
     def region(self, box: tuple[float, ...]) -> list[str]:
-        """Those of a part of the image that was opened."""
+        """Search by a region of the opened image."""
         return self._answer("region", event_data={"box": box})
 
     def like(self) -> list[str]:
@@ -135,11 +134,11 @@ class Page:
         return self._answer("refine", event_data={"alike": self._ids[:1], "unlike": self._ids[-1:]})
 
     def back(self) -> list[str]:
-        """To the step of the opened file."""
+        """Go back to the step of the opened file."""
         return self._answer("go", event_data={"step": 1})
 
     def search(self, label: str, event: str, **changed: str) -> list[str]:
-        """The same search with another control, of the component with this label."""
+        """Repeat the search with changed controls; `label` is the component that triggers it."""
         (at,) = [one["id"] for one in self._config["components"] if one["props"].get("label") == label]
         return self._answer(event, event_data=None, at=at, controls=Controls(k=K, **changed))  # type: ignore[arg-type]
 
@@ -151,7 +150,7 @@ class Page:
         return self._ids
 
     def _ask(self, event: str, data: list[Any], event_data: Any = None, at: int | None = None) -> tuple[Any, list[int]]:
-        """The new values of components, and which these are."""
+        """The new values of components, and the components' ids."""
         (ask,) = [
             one for one in self._config["dependencies"]
             if any(name == event and at in (None, target) for target, name in one["targets"])

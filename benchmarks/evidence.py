@@ -1,4 +1,4 @@
-"""Do evidence maps point at the findings? On images where the places are known, beside Grad-CAM and Grad-CAM++.
+"""Measure whether evidence maps point at findings whose place is known, compared with Grad-CAM and Grad-CAM++.
 
     cbmir data nih … --boxes BBox_List_2017.csv -o nih.csv
     python benchmarks/evidence.py hold-out nih.csv -o boxed.csv
@@ -6,10 +6,10 @@
     python benchmarks/evidence.py measure --phantoms RUN manifest.csv --boxes boxed_run boxed.csv \
         -o evidence --write-docs docs/evidence.md
 
-A phantom is drawn once more without each of its findings; a finding's place is where that changes the image. Boxes are
-the manifest's, and none of their patients may have been trained on: `hold-out` puts them into the test split. All maps
-of a data set are of one network, and are enlarged alike. Writes evidence.json and evidence.jpg, and fills the page's
-tables.
+Each phantom is drawn again without each of its findings; a finding's place is where that changes the image. Boxes come
+from the manifest. Patients with boxes must not be in the training set: `hold-out` moves them to the test split. All
+maps of a data set come from one network, and are enlarged in the same way. Writes evidence.json and evidence.jpg, and
+fills the tables in the page.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from cbmir.training.run import load_model
 from cbmir.training.splits import shuffle_patients
 
 CENTRE, RANDOM = "the middle of the image", "random cells"
-DRAWS = 20  # random maps for each finding
+DRAWS = 20  # random maps per finding
 QUANTILES = tuple(np.arange(0.5, 0.985, 0.02).round(2).tolist())
-TOLERANCE = 15 / 224  # of the image's side, as the pointing game was first played (Zhang et al., 2016)
-LEAST = 0.25  # of the greatest change that a finding makes: less is not its place
+TOLERANCE = 15 / 224  # as a share of the image's side, from the original pointing game (Zhang et al., 2016)
+LEAST = 0.25  # minimum change, as a share of the finding's largest change, for a pixel to be part of its place
 
 Region = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where a finding is on an image: bool [S, S], in the pixels that the model sees."""
+    """The place of a finding on an image, bool [S, S] in the pixels of the model's input."""
 
     row: Row
     label: str
@@ -66,7 +66,7 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """Maps of the places' findings by method, [R, h, w] each, and correlations between maps on one image."""
+    """For each method, a map [R, h, w] for each place's finding, and the correlations between the maps of one image."""
 
     places: Sequence[Place]
     maps: dict[str, list[Cells]]
@@ -77,7 +77,7 @@ class Measured:
         return [place.row.patient_id for place in self.places]
 
     def hits(self, method: str, tolerance: float = 0) -> Cells:
-        """The pointing game, float64 [N]; `tolerance` is a part of the image's side."""
+        """Results of the pointing game, float64 [N]; `tolerance` is a share of the image's side."""
         pairs = zip(self.maps[method], self.places, strict=True)
         return np.array([hit(maps, grown(place.region, tolerance)) for maps, place in pairs])
 
@@ -91,7 +91,8 @@ class Measured:
 
 
 def hit(maps: Cells, region: Region) -> float:
-    """Whether the middle of the greatest cell lies in the region; of equal ones, the share. The mean over [R, h, w]."""
+    """Whether the centre of the largest cell is in the region, or the share if several are largest. Mean over R maps
+    [R, h, w]."""
     sides = zip(maps.shape[1:], region.shape, strict=True)
     middles = [((np.arange(cells) + 0.5) * side / cells).astype(int) for cells, side in sides]
     inside = region[np.ix_(*middles)]
@@ -99,13 +100,13 @@ def hit(maps: Cells, region: Region) -> float:
 
 
 def grown(region: Region, tolerance: float) -> Region:
-    """The region and the pixels within this part of the side around it."""
+    """The region, enlarged by `tolerance`, a share of the side."""
     near: Region = distance_transform_edt(~region) <= tolerance * len(region)
     return near
 
 
 def overlap(maps: Cells, region: Region, quantiles: Sequence[float]) -> list[float]:
-    """IoU of the region with the pixels from each quantile of the enlarged map on. The mean over maps [R, h, w]."""
+    """IoU of the region with the pixels above each quantile of the enlarged map. Mean over R maps [R, h, w]."""
     found = []
     for cells in maps:
         large = enlarged(cells, region.shape)
@@ -115,13 +116,13 @@ def overlap(maps: Cells, region: Region, quantiles: Sequence[float]) -> list[flo
 
 
 def enlarged(cells: Cells, shape: tuple[int, ...]) -> NDArray[np.float32]:
-    """Bilinear between the middles of the cells, as maps are drawn over the image."""
+    """Interpolate bilinearly between the centres of the cells, as when maps are drawn over the image."""
     height, width = shape
     return np.array(Image.fromarray(cells.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR))
 
 
 def correlations(maps: Cells) -> list[float]:
-    """Pearson's, of each two of the maps [C, h, w]; a map that is even has none."""
+    """Pearson correlations of all pairs of maps [C, h, w], without constant maps."""
     uneven = [cells.ravel() for cells in maps if np.ptp(cells) > 0]
     return [float(np.corrcoef(one, other)[0, 1]) for one, other in combinations(uneven, 2)]
 
@@ -130,7 +131,7 @@ def correlations(maps: Cells) -> list[float]:
 
 
 def phantom_places(manifest: Manifest, spec: PreprocessSpec, split: str) -> Iterator[Place]:
-    """Of every finding of a split's phantoms, by drawing them with and without it, and without noise."""
+    """The place of each finding in a split's phantoms, from drawings with and without it, both without noise."""
     drawn = {study_id(one): one for one in describe(manifest.about["count"], manifest.about["seed"])}
     for row in manifest.split(split):
         phantom = replace(drawn[row.study_id], noise=0.0)
@@ -142,7 +143,7 @@ def phantom_places(manifest: Manifest, spec: PreprocessSpec, split: str) -> Iter
 
 
 def box_places(manifest: Manifest, spec: PreprocessSpec) -> Iterator[Place]:
-    """Of the boxes on images that were not trained on."""
+    """The places of boxes on images that are not in the training split."""
     pixels = (np.arange(spec.resize) + 0.5) / spec.resize
     for row in manifest:
         for box in row.boxes if row.split != "train" else ():
@@ -155,7 +156,7 @@ def box_places(manifest: Manifest, spec: PreprocessSpec) -> Iterator[Place]:
 
 
 def measure(network: Network, places: Sequence[Place]) -> Measured:
-    """Every method's maps for the places; each image is explained once."""
+    """The maps of all methods for the places; each image is explained once."""
     card, random = network.card, np.random.default_rng(0)
     middle = (np.indices((card.preprocess.crop,) * 2) + 0.5) / card.preprocess.crop - 0.5
     methods = network.methods
@@ -177,13 +178,13 @@ def measure(network: Network, places: Sequence[Place]) -> Measured:
 
 
 def best_quantiles(found: Measured) -> dict[str, float]:
-    """For each method, that of the greatest mean IoU."""
+    """For each method, the quantile with the highest mean IoU."""
     return {name: QUANTILES[int(found.overlaps(name, QUANTILES).mean(axis=0).argmax())] for name in found.maps}
 
 
 def summary(found: Measured, quantiles: dict[str, float]) -> dict[str, Any]:
-    """Figures of each method: pointing game (`hits`, and `near` with the tolerance) and `iou`, each with its interval
-    and its difference from Grad-CAM; `correlation` is the median over pairs of findings."""
+    """Figures per method: pointing game (`hits`, and `near` with the tolerance) and `iou`, each with its interval and
+    difference from Grad-CAM; `correlation` is the median over pairs of findings."""
     weights = patient_weights(found.patients)
     values = {
         name: {
@@ -220,7 +221,7 @@ def summary(found: Measured, quantiles: dict[str, float]) -> dict[str, Any]:
 
 
 def methods_table(figures: dict[str, Any]) -> str:
-    """Markdown: a row for each method."""
+    """Markdown table with one row per method."""
     rows = []
     for name, one in figures["methods"].items():
         shown = [f"{_text(one[what])}{_less(name, one[f'{what}_difference'])}" for what in ("hits", "near", "iou")]
@@ -232,7 +233,7 @@ def methods_table(figures: dict[str, Any]) -> str:
 
 
 def findings_table(figures: dict[str, Any]) -> str:
-    """Markdown: a row for each kind of finding, pointing game / IoU by method."""
+    """Markdown table with one row per kind of finding: pointing game / IoU by method."""
     shown = [name for name in (PLAIN, CONTRAST, GRAD_CAM, GRAD_CAM_PP, RANDOM) if name in figures["methods"]]
     rows = []
     for kind, count in figures["by_finding"].items():
@@ -247,12 +248,12 @@ def _text(figure: Sequence[float]) -> str:
 
 
 def _less(name: str, figure: Sequence[float]) -> str:
-    """The difference from Grad-CAM."""
+    """Format the difference from Grad-CAM."""
     return "" if name == GRAD_CAM else "; {:+.2f} [{:+.2f}, {:+.2f}]".format(*figure)
 
 
 def example(places: Sequence[Place]) -> list[int]:
-    """Numbers of the places on the first image with two small findings that lie a third of the side apart, or more."""
+    """Indices of the places on the first image with two small findings at least a third of the side apart."""
     of_image: dict[Path, list[int]] = {}
     for number, place in enumerate(places):
         of_image.setdefault(place.row.image, []).append(number)
@@ -265,7 +266,7 @@ def example(places: Sequence[Place]) -> list[int]:
 
 
 def draw(found: Measured, spec: PreprocessSpec, path: Path) -> None:
-    """The example's image with the place of each of its findings, and their maps."""
+    """Draw the example's image with the places of its findings, and their maps."""
     from cbmir.training.comparison.figures.sheet import sheet
 
     numbers = example(found.places)
@@ -300,7 +301,7 @@ def main() -> None:
 @click.argument("manifest", type=Path)
 @click.option("-o", "--output", type=Path, required=True)
 def hold_out(manifest: Path, output: Path) -> None:
-    """Write the manifest with all images of patients with a box in the test split."""
+    """Write a copy of the manifest in which all images of patients with a box are in the test split."""
     images = read_manifest(manifest)
     patients = {row.patient_id for row in images if row.boxes}
     write_manifest(images.with_splits(["test" if row.patient_id in patients else row.split for row in images]), output)
@@ -315,7 +316,7 @@ def hold_out(manifest: Path, output: Path) -> None:
 def measure_command(
     phantoms: tuple[Path, Path], boxes: tuple[Path, Path] | None, output: Path, write_docs: Path | None
 ) -> None:
-    """Measure, and write the figures."""
+    """Measure the maps, and write the figures."""
     network, manifest = _opened(*phantoms)
     spec = network.card.preprocess
     tuned = shuffle_patients((row.patient_id for row in manifest.split("val")), seed=0)[::2]

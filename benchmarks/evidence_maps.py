@@ -1,6 +1,6 @@
-"""The contenders of `evidence.py`: ways to say which cells of an image speak for each finding.
+"""The contenders of `evidence.py`: methods that rate how much each cell of an image supports each finding.
 
-Every one gives float64 [C, h, w] for an image: a map for each label, of as many cells as it has.
+Each returns float64 [C, h, w] for an image: one map per label. The number of cells depends on the method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ GRAD_CAM, GRAD_CAM_PP = "Grad-CAM", "Grad-CAM++"
 
 
 class Scores(nn.Module):
-    """A model's scores before they are squashed: [N, 1, S, S] -> [N, C]."""
+    """A model's scores before the final squashing: [N, 1, S, S] -> [N, C]."""
 
     def __init__(self, model: RetrievalModel) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Scores(nn.Module):
 
 
 class _AsCells:
-    """The library's maps as the cells that they are: it would enlarge them by itself."""
+    """A mixin that keeps the library from enlarging its maps."""
 
     def get_target_width_height(self, input_tensor: Tensor) -> None:
         return None
@@ -59,7 +59,7 @@ class _GradCamPlusPlus(_AsCells, GradCAMPlusPlus):
 
 
 class Network:
-    """A trained model, and its maps of an image: the square that the input is cropped from, uint8 [R, R]."""
+    """A trained model, and its maps of an image, given as the square uint8 [R, R] before the crop."""
 
     def __init__(self, model: RetrievalModel, card: ModelCard) -> None:
         self.model, self.card = model, card
@@ -84,7 +84,7 @@ class Network:
         return np.array([contrast_map(cells, {**vectors, "": nearest}, name) for name in vectors], np.float64)
 
     def _finer(self, square: Square) -> Cells:
-        """As `_contrast`, from four crops that lie a quarter of a cell off each way, with their cells interleaved."""
+        """`_contrast` of four crops, shifted by a quarter of a cell in each direction, with interleaved cells."""
         cells, vectors = self._explained(square)
         _, h, w = cells.shape
         spec = self.card.preprocess
@@ -103,7 +103,7 @@ class Network:
         return self._of_library(_GradCamPlusPlus, square)
 
     def _of_library(self, method: type[GradCAM], square: Square) -> Cells:
-        """For the score of each finding before it is squashed; the layer is the one that the embedding is a mean of."""
+        """Maps for each finding's score before squashing, at the layer whose mean is the embedding."""
         labels = len(self.card.labels)
         image = torch.from_numpy(centre_crop(square, self.card.preprocess).copy())
         with method(Scores(self.model), [self.model.encoder]) as cam:
@@ -112,7 +112,7 @@ class Network:
         return np.asarray(cells, np.float64)
 
     def _explained(self, square: Square) -> tuple[Floats, dict[str, Floats]]:
-        """The feature map [D, h, w], and each finding's vector [D]."""
+        """The feature map [D, h, w], and a vector [D] for each finding."""
         cells, embedding = self._features(centre_crop(square, self.card.preprocess))
         return cells, finding_vectors(self.card, self.rows, embedding)
 

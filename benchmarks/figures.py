@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: Markdown of their figures, the page that shows them, and the card of no model."""
+"""Shared by the benchmarks: Markdown for figures, filling in pages, and a placeholder model card."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.preprocessing import PreprocessSpec
 
 
 def filled(page: str, name: str, sections: Mapping[str, str]) -> str:
-    """A page with each section between its marks, `<!-- NAME:SECTION -->`. Raises UsageError where it lacks them."""
+    """A page with each section between its marks, `<!-- NAME:SECTION -->`. Raises UsageError if marks are missing."""
     for section, text in sections.items():
         first, last = f"<!-- {name}:{section} -->", f"<!-- /{name}:{section} -->"
         pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
@@ -25,22 +25,22 @@ def filled(page: str, name: str, sections: Mapping[str, str]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
 
 
 def ratio_text(median: float, low: float, high: float) -> str:
-    """With its 10th and 90th percentile."""
+    """Format a median with the 10th and 90th percentile."""
     return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def reached(aim: bool) -> str:
-    """In a table of aims."""
+    """The cell of a table of aims."""
     return "reached" if aim else "not reached"
 
 
 def any_card(labels: Sequence[str], embedding_dim: int, **facts: Any) -> ModelCard:
-    """Of a DenseNet121 at 224 pixels that does not exist: what a gallery, or an export of random weights, needs."""
+    """The card of an imaginary DenseNet121 at 224 pixels, for galleries and exports of random weights."""
     known = {
         "labels": LabelSet(tuple(labels)), "preprocess": PreprocessSpec.for_image_size(224), "encoder": "densenet121",
         "embedding_dim": embedding_dim, "head": "proxy", "sigma": 1.0, "proxies_per_class": (1,) * (len(labels) + 1),

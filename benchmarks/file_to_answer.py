@@ -1,13 +1,13 @@
-"""From a file to its answer: how long each stage of `Finder.analyze` takes, and what it costs in memory.
+"""Measure the time of each stage of `Finder.analyze`, from file to answer, and its memory.
 
     python benchmarks/file_to_answer.py model.onnx -o file_to_answer.json
     python benchmarks/file_to_answer.py model.onnx --memory
     python benchmarks/file_to_answer.py model.onnx --decoder --threads 1
 
-The inputs are one phantom X-ray as a PNG of 1024x1024, and as a DICOM file of 2500x3056 with 12 bits, uncompressed and
-RLE; the gallery holds 10,000 random unit vectors. `search` is all that is neither reading, preprocessing nor the model.
-`--decoder` reads each file in this process and by a process of `DecoderPool`, as services do, in turn.
-`ratio` is (read + preprocess + search) / model, of the medians of one run: what must not exceed 1 for fp32.
+The inputs are one phantom X-ray as a 1024x1024 PNG, and as a 12-bit DICOM file of 2500x3056, uncompressed, RLE and
+JPEG-LS; the gallery has 10,000 random unit vectors. `search` is everything except reading, preprocessing and the model.
+`--decoder` reads each file alternately in this process and in a process of `DecoderPool`, as services do.
+`ratio` is (read + preprocess + search) / model, from the medians of one run. The aim for fp32 is at most 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cbmir.training.phantom.picture import draw, render
 ENTRIES = 10_000
 ROWS, COLUMNS = 3056, 2500
 STAGES = ("read", "preprocess", "model", "search", "whole")
-BATCHES = (1, 2, 1, 8, 1, 32, 1, 2)  # of the requests whose memory is watched
+BATCHES = (1, 2, 1, 8, 1, 32, 1, 2)  # batch sizes of the requests in the memory test
 FIRST_ANSWER = """
 import time; start = time.perf_counter()
 from cbmir.runtime import Finder
@@ -56,7 +56,7 @@ with Finder.open({model!r}, {gallery!r}) as finder:
 @click.option("--decoder", is_flag=True, help="Measure what reading by a process of its own costs.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(model: Path, requests: int, threads: int | None, memory: bool, decoder: bool, output: Path | None) -> None:
-    """Time the stages from file to answer, or with --memory what they cost in memory."""
+    """Time the stages from file to answer, or measure their memory with --memory."""
     with tempfile.TemporaryDirectory() as scratch:
         files, gallery = write_files(Path(scratch)), write_gallery(model, Path(scratch) / "gallery")
         with Finder.open(model, gallery, threads=threads) as opened:
@@ -76,7 +76,7 @@ def main(model: Path, requests: int, threads: int | None, memory: bool, decoder:
 
 
 def write_files(folder: Path) -> dict[str, Path]:
-    """The inputs, by name."""
+    """Write the input files; their paths by name."""
     from pydicom import dcmread
     from pydicom.uid import JPEGLSLossless, RLELossless
 
@@ -84,7 +84,7 @@ def write_files(folder: Path) -> dict[str, Path]:
     paths = {name: folder / name for name in ("xray.png", "native.dcm", "rle.dcm", "jpegls.dcm")}
     Image.fromarray(draw(phantom, 1024)).save(paths["xray.png"])
     grey = Image.fromarray(render(phantom, 1024).astype(np.float32)).resize((COLUMNS, ROWS), Image.Resampling.BICUBIC)
-    noise = np.random.default_rng(0).normal(0, 0.002, (ROWS, COLUMNS))  # a detector's: RLE finds no runs in low bits
+    noise = np.random.default_rng(0).normal(0, 0.002, (ROWS, COLUMNS))  # a detector's: no runs for RLE in low bits
     write_dicom(paths["native.dcm"], np.clip(np.asarray(grey) + noise, 0, 1), phantom, seed=0, inverted=False)
     for syntax, name in ((RLELossless, "rle.dcm"), (JPEGLSLossless, "jpegls.dcm")):
         dataset = dcmread(paths["native.dcm"])
@@ -95,7 +95,7 @@ def write_files(folder: Path) -> dict[str, Path]:
 
 
 def write_gallery(model: Path, path: Path) -> Path:
-    """A gallery of random unit vectors, of 1,000 patients."""
+    """Write a gallery of random unit vectors from 1,000 patients."""
     with open_engine(model) as engine, Gallery.create(path, engine.card) as gallery:
         vectors = np.random.default_rng(0).normal(size=(ENTRIES, engine.card.embedding_dim)).astype(np.float32)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -119,7 +119,7 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
             opened.analyze(path)
             spent["whole"] = time.perf_counter() - start
             spent["search"] = spent["whole"] - spent["read"] - spent["preprocess"] - spent["model"]
-            if request >= 5:  # the first ones warm up
+            if request >= 5:  # the first five are a warm-up
                 for stage in STAGES:
                     times[stage].append(1000 * spent[stage])
     p50, p99 = ({stage: float(np.percentile(times[stage], q)) for stage in STAGES} for q in (50, 99))
@@ -127,7 +127,7 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
 
 
 def reading(path: Path, requests: int, threads: int) -> dict[str, float]:
-    """p50 in ms of reading a file's bytes here, by a decoder's process, and of the difference."""
+    """Median ms of reading a file's bytes in this process and in a decoder process, and of the difference."""
     data, times = path.read_bytes(), dict[str, list[float]](here=[], there=[])
     with DecoderPool(1) as pool:
         for request in tqdm(range(requests + 5), desc=path.name, disable=None):
@@ -141,7 +141,7 @@ def reading(path: Path, requests: int, threads: int) -> dict[str, float]:
 
 
 def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> AbstractContextManager[Any]:
-    """Within, note how long each call of `owner.name` takes, in seconds."""
+    """Within the block, record the seconds of each call of `owner.name` in `spent[stage]`."""
     real: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any, **options: Any) -> Any:
@@ -154,7 +154,7 @@ def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Abstrac
 
 
 def first_answer(model: Path, gallery: Path, image: Path) -> dict[str, float]:
-    """Seconds from `import` to the first answer, the median of five fresh processes, and the peak of resident MB."""
+    """Seconds from import to first answer, and peak resident MB: medians over five fresh processes."""
     code = FIRST_ANSWER.format(model=str(model), gallery=str(gallery), image=str(image))
     command = [sys.executable, "-c", code]
     answers = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(5)]
@@ -164,7 +164,7 @@ def first_answer(model: Path, gallery: Path, image: Path) -> dict[str, float]:
 
 
 def resident_over_requests(opened: Finder) -> dict[str, float]:
-    """Resident MB of this process after 100 and after 1,000 requests of mixed batch sizes."""
+    """Resident MB of this process after 100 and 1,000 requests with mixed batch sizes."""
     size, figures = opened.card.preprocess.crop, {}
     images = np.random.default_rng(0).integers(0, 256, (max(BATCHES), 1, size, size), dtype=np.uint8)
     for request in tqdm(range(1000), desc="requests", disable=None):

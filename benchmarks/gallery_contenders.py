@@ -1,7 +1,7 @@
-"""The contenders of `gallery_growth.py`: ways to find the nearest of N vectors, each in a process of its own.
+"""The contenders of `gallery_growth.py`: ways to find the nearest of N vectors, each in its own process.
 
-The processes wait idle while the others have their turn, so that neither thread pools nor memory mix. Every one reads
-the vectors from one mapped file of the gallery; cbmir's indexes answer from there, the others take the vectors in.
+So they share no thread pools or memory; a process is idle while the others have their turn. All read the vectors from
+one mapped file of the gallery. cbmir's indexes search in it directly, the others copy the vectors.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Rows = NDArray[np.int64]
 
 
 class Contender(Protocol):
-    """`settings` are those that it is searched with in turn; the first is used where only one is shown."""
+    """A way to search. `settings` are tried in turn; the first one is shown if there is room for only one."""
 
     settings: Sequence[int]
 
     def build(self, vectors: Floats) -> int:
-        """Take in float32 [N, D], mapped; bytes of the index, without vectors that it does not copy."""
+        """Index mapped vectors float32 [N, D]; the bytes of the index, without vectors that it does not copy."""
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        """int64 [M, k], rows nearest first."""
+        """The rows of the nearest vectors, int64 [M, k], nearest first."""
 
 
 class Cbmir:
-    """The rows as `Gallery.search` finds them in its snapshot, without SQLite: comparable with bare indexes."""
+    """The search of `Gallery.search` in its snapshot, without SQLite, so that it compares with bare indexes."""
 
     settings = (0,)
 
@@ -72,7 +72,7 @@ class Cbmir:
 
 
 class Faiss:
-    """`kind` is Flat, HNSW or IVF-PQ; settings are efSearch, or nprobe."""
+    """faiss. `kind` is Flat, HNSW or IVF-PQ; settings are efSearch or nprobe."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -89,7 +89,7 @@ class Faiss:
             self.index = faiss.IndexHNSWFlat(dim, 32, faiss.METRIC_INNER_PRODUCT)
         else:
             lists = int(4 * np.sqrt(count))
-            # "np": without polysemous training, which takes minutes and serves another kind of search.
+            # "np": without polysemous training, which takes minutes and is for another kind of search.
             self.index = faiss.index_factory(dim, f"IVF{lists},PQ128np", faiss.METRIC_INNER_PRODUCT)
             rng = np.random.default_rng(0)
             self.index.train(vectors[np.sort(rng.choice(count, min(count, 40 * lists, 100_000), replace=False))])
@@ -108,7 +108,7 @@ class Faiss:
 
 
 class Hnswlib:
-    """Settings are ef."""
+    """hnswlib. Settings are ef."""
 
     settings = (64, 16, 24, 32, 48, 128, 256)
 
@@ -130,7 +130,7 @@ class Hnswlib:
 
 
 class WholeGallery:
-    """`Gallery.search`, with entries read from SQLite and verified. Settings are filters: so many per mille pass."""
+    """`Gallery.search`, which reads and verifies entries in SQLite. Settings are filters: how many per mille pass."""
 
     settings = (1000, 1, 10, 100, 500)
 
@@ -143,7 +143,7 @@ class WholeGallery:
 
         self.gallery = Gallery.open(self.path)
         self.filters = {1000: Filter()} | {rate: Filter(where=f"Rate{rate}") for rate in self.settings[1:]}
-        self.gallery.search(vectors[0].copy(), 10)  # what opens and verifies
+        self.gallery.search(vectors[0].copy(), 10)  # the first search opens and verifies
         return sum(file.stat().st_size for file in self.path.rglob("index.usearch"))
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
@@ -157,10 +157,10 @@ class WholeGallery:
 
 
 class TimedContender:
-    """A contender of a name among `names`, in the process that is its own."""
+    """The contender `name` (see `names`), in its own process."""
 
     def __init__(self, name: str, gallery: Path) -> None:
-        os.environ["OMP_WAIT_POLICY"] = "passive"  # faiss's threads spin otherwise, and on a busy machine for minutes
+        os.environ["OMP_WAIT_POLICY"] = "passive"  # or faiss's threads spin, for minutes on a busy machine
         kind, _, rest = name.partition(" ")
         self._gallery = gallery
         self._contender: Contender
@@ -172,11 +172,11 @@ class TimedContender:
             self._contender = WholeGallery(gallery) if rest == "gallery" else Cbmir(rest, gallery)
 
     def settings(self) -> Sequence[int]:
-        """Those that it is searched with in turn."""
+        """The contender's settings."""
         return self._contender.settings
 
     def build(self) -> dict[str, float]:
-        """Seconds; MB of the index; and of the process's own memory, as far as building added to it."""
+        """Seconds, MB of the index, and MB that building added to the process's private memory."""
         (file,) = self._gallery.glob("derived-*/vectors.npy")
         vectors = np.load(file, mmap_mode="r").view(np.ndarray)
         before = memory()["RssAnon"]
@@ -186,27 +186,27 @@ class TimedContender:
         return {"build_s": seconds, "index_mb": size / 1e6, "own_mb": (memory()["RssAnon"] - before) / 1e6}
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        """int64 [M, k], a query at a time."""
+        """The nearest rows, int64 [M, k], one query at a time."""
         return np.concatenate([self._contender.search(query[None], k, setting) for query in queries])
 
     def singles(self, queries: Floats, k: int, setting: int) -> list[float]:
-        """Seconds of each query, asked one by one."""
-        self._contender.search(queries[:1], k, setting)  # what the others' turn has driven out of the caches
+        """Seconds of each query, one at a time."""
+        self._contender.search(queries[:1], k, setting)  # refill the caches after the others' turn
         return [self.batch(query[None], k, setting) for query in queries]
 
     def batch(self, queries: Floats, k: int, setting: int) -> float:
-        """Seconds of all queries, asked together."""
+        """Seconds of all queries in one batch."""
         start = time.perf_counter()
         self._contender.search(queries, k, setting)
         return time.perf_counter() - start
 
     def mapped_mb(self) -> float:
-        """Of files, in the memory of the process."""
+        """MB of mapped files in the memory of the process."""
         return memory()["RssFile"] / 1e6
 
 
 def names(count: int) -> list[str]:
-    """The contenders at a size: faiss Flat would not fit beside the others at a million, IVF-PQ is for many."""
+    """The contenders at a size: faiss Flat does not fit beside the others at a million, and IVF-PQ is for many."""
     flat = ["faiss Flat"] if count <= 100_000 else []
     quantised = ["faiss IVF-PQ"] if count >= 100_000 else []
     return ["cbmir gallery", "cbmir exact", "cbmir bf16", "cbmir int8", *flat, "faiss HNSW", *quantised, "hnswlib"]

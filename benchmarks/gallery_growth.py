@@ -1,12 +1,12 @@
-"""How a gallery grows: everything that docs/gallery.md states as measured, in one command.
+"""Measure galleries of growing size: all measured figures of docs/gallery.md, in one command.
 
     python benchmarks/gallery_growth.py --sizes 1000,10000,100000 -o docs/gallery --write-docs docs/gallery.md
 
-For each size a gallery is made of vectors that resemble embeddings (`Mixture`), and cbmir's ways to search it, faiss
-and hnswlib take turns in one run. FOLDER gets size-N.json, which a later call does not measure again, and growth.csv,
-.png and .svg; load.json of gallery_load.py is shown where it is there. `--write-docs` puts each section between its
-marks, <!-- gallery:NAME --> and <!-- /gallery:NAME -->. A million vectors take 10 GB of the scratch folder and 17 GB of
-memory. Nothing else should run meanwhile.
+For each size, a gallery is made from vectors that resemble embeddings (`Mixture`); cbmir's ways to search it, faiss and
+hnswlib take turns in one run. FOLDER gets size-N.json, which later calls reuse, and growth.csv, .png and .svg. The docs
+also get load.json of gallery_load.py, if it exists. `--write-docs` puts each section between its marks,
+<!-- gallery:NAME --> and <!-- /gallery:NAME -->. A million vectors need 10 GB in the scratch folder and 17 GB of
+memory. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ BLOCK = 4096
 QUERIES = 200
 ROUNDS, SINGLES = 7, 25
 BATCH = 256
-RATES = (1, 10, 100, 500)  # per mille of the rows that a filter lets pass
+RATES = (1, 10, 100, 500)  # per mille of the rows that pass a filter
 BASELINE = ("faiss HNSW", 64)
 CSV = ("name", "setting", "recall", "ms", "p99_ms", "qps", "build_s", "index_mb", "own_mb", "mapped_mb")
-AIMED = 100_000  # the size of the aims
+AIMED = 100_000  # the size that the aims are for
 
 
 class Mixture:
-    """Vectors float32 [n, 1024] like embeddings of a DenseNet121 trained by proxies, in blocks that repeat.
+    """Reproducible blocks of vectors float32 [n, 1024] like the embeddings of a DenseNet121 trained with proxies.
 
-    Those are non-negative means over a feature map with few directions in which images differ: of 1,776 chest
-    radiographs of NIH's, two have a cosine of 0.77 (standard deviation 0.16), the tenth neighbour's is 0.98, and 6
-    directions hold 90% of the variance. Here 1,776 have 0.78 (0.14), 0.96, and 9.
+    Such embeddings are non-negative means over a feature map, and vary in few directions: for 1,776 chest radiographs
+    of NIH, the mean cosine of two is 0.77 (standard deviation 0.16), that of the tenth neighbour 0.98, and 6 directions
+    explain 90% of the variance. Here the figures for 1,776 vectors are 0.78 (0.14), 0.96 and 9.
     """
 
     dim, rank, groups = 1024, 64, 1000
@@ -70,7 +70,7 @@ class Mixture:
         self.seed = seed
 
     def block(self, number: int, count: int = BLOCK) -> Floats:
-        """The first `count` of block `number`, unit norm."""
+        """The first `count` vectors of block `number`, with unit norm."""
         rng = np.random.default_rng((self.seed, number))
         groups = self.centres[rng.integers(self.groups, size=count)]
         latent = groups + np.sqrt(0.3) * rng.normal(size=(count, self.rank))
@@ -80,12 +80,12 @@ class Mixture:
 
 
 def passes(rate: int, rows: Rows) -> NDArray[np.bool_]:
-    """Which rows have the label `Rate<rate>`."""
+    """Mask of the rows that have the label `Rate<rate>`."""
     return rows % (1000 // rate) == 1000 // rate - 1
 
 
 def entries(start: int, count: int) -> list[Entry]:
-    """Of rows from `start`: an id that is the row, 2.5 images a patient, no thumbnail or report."""
+    """Entries for `count` rows from `start`: the id is the row; 2.5 images per patient; no thumbnail or report."""
     rows = np.arange(start, start + count)
     digests = [hashlib.sha256(str(row).encode()).hexdigest() for row in rows]
     labels = np.stack([passes(rate, rows) for rate in RATES], axis=1).astype(int).tolist()
@@ -125,7 +125,7 @@ def main(sizes: str, output: Path, scratch: Path | None, docs: Path | None) -> N
 
 
 def measure(count: int, scratch: Path) -> dict[str, Any]:
-    """All figures of one size, in plain values."""
+    """All figures for one size, as JSON types."""
     mixture = Mixture()
     queries = mixture.block(10**9, BATCH)
     gallery = make_gallery(mixture, count, scratch / "gallery")
@@ -137,7 +137,7 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
             one = stack.enter_context(RemoteObject(name, partial(TimedContender, name, scratch / "gallery")))
             click.echo(f"{count}: {name}")
             built[name] = one.call("build")
-            # Every way of every contender is a runner; the gallery's filters are ways of its own.
+            # A runner is a contender with one setting (`way`); filters are settings of the gallery.
             runners += [(one, way, number == 0) for number, way in enumerate(one.call("settings"))]
         for one, way, _ in runners:
             expected = filtered[way] if is_filter(one.name, way) else truth
@@ -146,7 +146,7 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
         batches: dict[tuple[str, int], list[float]] = {(one.name, way): [] for one, way, _ in runners}
         for turn in range(ROUNDS):
             own = queries[(turn * SINGLES + np.arange(SINGLES)) % QUERIES]
-            first = turn % len(runners)  # another begins each round
+            first = turn % len(runners)  # each round starts with a different runner
             for one, way, is_shown in runners[first:] + runners[:first]:
                 times[one.name, way].append(one.call("singles", own, K, way))
                 if is_shown and turn < 3:
@@ -170,17 +170,17 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
 
 
 def is_filter(name: str, way: int) -> bool:
-    """Whether it is `Gallery.search` with a filter that lets `way` per mille pass."""
+    """Whether this is `Gallery.search` with a filter that `way` per mille pass."""
     return name == "cbmir gallery" and way != 1000
 
 
 def times_as_long(own: Sequence[float], against: Sequence[float]) -> tuple[float, float, float]:
-    """Median, 10th and 90th percentile, round by round."""
+    """Ratio of times per round: median, 10th and 90th percentile."""
     return astuple(ratio(against, own))
 
 
 def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
-    """A gallery with int8 codes from 10,000 vectors on; what making it took."""
+    """Make a gallery, with int8 codes from 10,000 vectors on. Returns seconds of each step and sizes in MB."""
     seconds: dict[str, float] = {}
     start = time.perf_counter()
     making = 0.0
@@ -216,7 +216,8 @@ def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
 
 
 def exact_neighbours(mixture: Mixture, count: int, queries: Floats) -> tuple[list[set[int]], dict[int, list[set[int]]]]:
-    """By brute force in float32: the K nearest rows of each query, of all rows and of those that pass each filter."""
+    """The K nearest rows of each query by brute force in float32: among all rows, and among those that pass each
+    filter."""
     filters: dict[int, Any] = {1000: None} | {rate: rate for rate in RATES}
     best = {rate: [np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)] for rate in filters}
     for at in range(0, count, BLOCK):
@@ -233,7 +234,7 @@ def exact_neighbours(mixture: Mixture, count: int, queries: Floats) -> tuple[lis
 
 
 def recall(found: Rows, expected: Sequence[set[int]]) -> float:
-    """The share of the nearest that were found, over all queries."""
+    """The share of the nearest rows that were found, over all queries."""
     hits = sum(len(set(rows.tolist()) & own) for rows, own in zip(found, expected, strict=True))
     there = sum(len(own) for own in expected)
     return hits / there if there else 1.0
@@ -243,7 +244,7 @@ def recall(found: Rows, expected: Sequence[set[int]]) -> float:
 
 
 def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Markdown by the names of the marks."""
+    """Markdown sections by the names of their marks."""
     return {
         "machine": f"```\n{in_words(reports[-1]['machine'])}\n```\n{reports[-1]['threads']} threads; "
                    f"{QUERIES} queries for recall, {ROUNDS} rounds of {SINGLES} for latency.",
@@ -255,7 +256,7 @@ def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def load_text(path: Path) -> str:
-    """The figures of gallery_load.py in words; "" without them."""
+    """The figures of gallery_load.py as text; "" without them."""
     if not path.exists():
         return ""
     one = json.loads(path.read_text("utf-8"))
@@ -268,7 +269,7 @@ def load_text(path: Path) -> str:
 
 
 def search_table(report: dict[str, Any]) -> str:
-    """Every way to search at one size but the filters."""
+    """All ways to search at one size, without filters."""
     rows = [
         (
             _label(row), f"{row['recall']:.4f}", f"{row['ms']:.2f}", f"{row['p99_ms']:.2f}", ratio_text(*row["ratio"]),
@@ -284,7 +285,7 @@ def search_table(report: dict[str, Any]) -> str:
 
 
 def filter_table(reports: Sequence[dict[str, Any]]) -> str:
-    """`Gallery.search` under filters that let fewer and fewer pass."""
+    """`Gallery.search` with filters that fewer and fewer rows pass."""
     rows = [
         (f"{report['count']:,}", f"{row['setting'] / 10:g}%", f"{row['recall']:.4f}", f"{row['ms']:.2f}",
          "1" if row["setting"] == 1000 else ratio_text(*row["ratio"]))
@@ -310,7 +311,7 @@ def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def aims_table(reports: Sequence[dict[str, Any]]) -> str:
-    """The aims, at 100,000 vectors."""
+    """The aims at 100,000 vectors, and whether they are reached."""
     report = next((one for one in reports if one["count"] == AIMED), None)
     if report is None:
         return ""
@@ -319,7 +320,7 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
     share = int8["index_mb"] * 1e6 / (4 * report["dim"] * report["count"])
     lines = []
     for own in (rows["cbmir bf16", 0], int8):
-        # faiss as it is set for the same recall, within what 2,000 neighbours can tell
+        # the settings of faiss with the same recall, within the precision that 2,000 neighbours allow
         equal = [
             row for (name, _), row in rows.items() if name == BASELINE[0] and row["recall"] >= own["recall"] - 0.002
         ]
@@ -338,7 +339,7 @@ def aims_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Recall, latency, memory and time to build against the size, a line for each contender's first setting."""
+    """Plot recall, latency, memory and build time against size, with one line per contender's first setting."""
     from cbmir.training.comparison.figures.charts import numbered_style
     from cbmir.training.comparison.figures.sheet import ReportFigure, save, sheet
 
@@ -350,7 +351,7 @@ def draw(reports: Sequence[dict[str, Any]], folder: Path) -> None:
             for number, name in enumerate(lines):
                 points = [(report["count"], row[value]) for report in reports for row in report["rows"]
                           if row["name"] == name and row["setting"] in (0, 64, 1000) and row[value]]  # fmt: skip
-                if points and (name != "cbmir gallery" or value in ("recall", "ms")):  # it opens what is built
+                if points and (name != "cbmir gallery" or value in ("recall", "ms")):  # it only opens a finished index
                     axis.plot(*zip(*points, strict=True), label=name, markersize=4, **numbered_style(number))
             axis.set_title(title)
             axis.set_xscale("log")

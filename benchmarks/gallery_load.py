@@ -1,11 +1,11 @@
-"""A gallery under load: readers and a writer at once, and every answer compared with brute force for its generation.
+"""Test a gallery under load: concurrent readers and a writer, with every answer compared with brute force.
 
     python benchmarks/gallery_load.py --seconds 120 -o docs/gallery/load.json
 
-Half of the readers are processes, half are threads of one process that share a gallery. The writer's act at each
-generation (add, update, remove) follows from the generation's number, so every reader knows what the gallery held at
-any (`Replica`). An exact answer must be equal, to the last id; one by the index must hold true distances of entries of
-that generation, as many as there are to find, and recall is counted. Ends with an error at the first wrong answer.
+Half of the readers are processes, half are threads of one process that share a gallery. The generation's number
+determines what the writer does (add, update, remove), so every reader can compute the content of any generation
+(`Replica`). An exact answer must match in every entry. An answer by the index must have the right number of entries of
+that generation, with true distances; its recall is measured. The first wrong answer ends the run with an error.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from cbmir.runtime.gallery.entry import SearchResult
 from cbmir.runtime.gallery.filters import Filter
 
 DIM, START, K = 64, 3000, 10
-TAIL = 100  # so that the index files are rebuilt every few seconds
+TAIL = 100  # low, so that the index files are rebuilt every few seconds
 LABELS = ("Effusion", "Mass")
 
 
 class Replica:
-    """The content of the gallery at a generation, by the same arithmetic in every process."""
+    """The content of the gallery at a generation, computed in the same way by every process."""
 
     def __init__(self) -> None:
         self.generation = 0
         self.entries: list[Entry] = []
         self.vectors = np.empty((0, DIM))
-        self.given = 0  # ids so far
+        self.given = 0  # number of ids so far
 
     def next(self) -> tuple[str, list[Entry], NDArray[np.float32]]:
-        """Go on by one generation: "add", "update" or "remove", with entries, and vectors of those that are added."""
+        """Advance one generation. Returns "add", "update" or "remove", the entries, and the vectors of added ones."""
         self.generation += 1
         rng = np.random.default_rng((7, self.generation))
         kind = "add" if self.generation == 1 else str(rng.choice(["add", "add", "update", "remove"]))
@@ -81,22 +81,22 @@ class Replica:
         )  # fmt: skip
 
     def nearest(self, query: NDArray[np.float32], wanted: Filter) -> tuple[list[Entry], NDArray[np.float64]]:
-        """All entries that pass, nearest first, ties in the order of their ids; and their distances."""
+        """All entries that pass, nearest first (ties by id), and their distances."""
         passing = [n for n, entry in enumerate(self.entries) if passes(entry, wanted)]
         differences = self.vectors[passing] - query
-        distances = np.sqrt(np.vecdot(differences, differences))  # summed as the gallery does, so equal to the bit
+        distances = np.sqrt(np.vecdot(differences, differences))  # summed as in the gallery, so bit-identical
         order = sorted(range(len(passing)), key=lambda n: (distances[n], self.entries[passing[n]].id))
         return [self.entries[passing[n]] for n in order], distances[order]
 
 
 def passes(entry: Entry, wanted: Filter) -> bool:
-    """Whether it passes a filter of `any_filter`."""
+    """Whether an entry passes a filter of `any_filter`."""
     of_view = not wanted.view or entry.view == wanted.view
     return entry.patient_id not in wanted.exclude_patients and of_view and wanted.where in ("", *entry.positive)
 
 
 def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: SearchResult) -> float:
-    """Recall of an answer that is right. Raises AssertionError for one that is wrong."""
+    """Recall of a correct answer. Raises AssertionError for a wrong one."""
     while replica.generation < found.generation:
         replica.next()
     if replica.generation != found.generation:
@@ -117,7 +117,7 @@ def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: S
 
 
 def read(gallery: Gallery, last: Any, seed: int) -> Counter[str]:
-    """Ask and check until an answer is of the last generation, once that is known; recall is that by the index."""
+    """Search and check until an answer is of the last generation. The recall counts only answers by the index."""
     rng = np.random.default_rng((13, seed))
     replica, tally, seen = Replica(), Counter[str](), -1
     while not 0 < last.value <= seen:
@@ -127,7 +127,7 @@ def read(gallery: Gallery, last: Any, seed: int) -> Counter[str]:
         start = time.perf_counter()
         found = gallery.search(query, K, filter=wanted, exact=exact)
         seconds = time.perf_counter() - start
-        if found.generation == 0:  # the writer has not begun
+        if found.generation == 0:  # the writer has not started
             continue
         recall, by_index = check(replica, query, wanted, found), found.method != "exact"
         tally.update(
@@ -139,7 +139,7 @@ def read(gallery: Gallery, last: Any, seed: int) -> Counter[str]:
 
 
 def any_filter(rng: np.random.Generator) -> Filter:
-    """Mostly none; or without two patients, or one finding in one view."""
+    """A random filter: usually empty, or excluding two patients, or requiring a finding and a view."""
     kind = rng.integers(4)
     if kind == 0:
         return Filter(exclude_patients=frozenset({f"p{rng.integers(500)}", f"p{rng.integers(500)}"}))
@@ -147,7 +147,7 @@ def any_filter(rng: np.random.Generator) -> Filter:
 
 
 def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> None:
-    """A process that reads with a thread for each seed."""
+    """A process that reads, with one thread per seed."""
     try:
         index_cache.TAIL_LIMIT = TAIL
         with Gallery.open(path) as gallery, ThreadPoolExecutor(len(seeds)) as pool:
@@ -157,7 +157,7 @@ def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> 
 
 
 def write(path: Path, last: Any, seconds: float, operations: int, results: Queue[Any]) -> None:
-    """A process that writes for so long, or so often, then tells the last generation."""
+    """A process that writes for `seconds` or a number of `operations`, then publishes the last generation."""
     try:
         index_cache.TAIL_LIMIT = TAIL
         replica, end = Replica(), time.monotonic() + seconds
@@ -175,12 +175,12 @@ def write(path: Path, last: Any, seconds: float, operations: int, results: Queue
         last.value = replica.generation
         results.put(replica.generation)
     except Exception as error:  # noqa: BLE001 - the parent raises it
-        last.value = 1  # readers end
+        last.value = 1  # ends the readers
         results.put(f"{type(error).__name__}: {error}")
 
 
 def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str, Any]:
-    """Run it; the figures, in plain values. Raises AssertionError for a wrong answer."""
+    """Run the test, and return its figures as JSON types. Raises AssertionError for a wrong answer."""
     Gallery.create(path, any_card(LABELS, DIM, fingerprint="load"), index="int8").close()
     context = get_context("spawn")
     last, results = context.Value("q", 0), context.Queue()
@@ -190,7 +190,7 @@ def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str,
     processes.append(context.Process(target=write, args=(path, last, seconds, operations, results)))
     for process in processes:
         process.start()
-    found = [results.get() for _ in processes]  # each puts one, whatever happens
+    found = [results.get() for _ in processes]  # each process puts one, even after an error
     for process in processes:
         process.join()
     wrong = [one for one in found if isinstance(one, str)]
@@ -216,7 +216,7 @@ def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str,
 @click.option("--readers", default=8, show_default=True, help="Half of them processes, half threads.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(seconds: float, operations: int, readers: int, output: Path | None) -> None:
-    """Read and write at once, and check every answer."""
+    """Read and write concurrently, and check every answer."""
     with tempfile.TemporaryDirectory(prefix="load-") as folder:
         figures = load(Path(folder) / "gallery", seconds, operations, readers)
     if output is not None:

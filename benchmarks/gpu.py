@@ -1,9 +1,9 @@
-"""The steps of benchmarks/gpu.sh, each in a process of its own: one that crashes or hangs costs no more than itself.
+"""Run the steps of benchmarks/gpu.sh, each in its own process, so that a crash or hang affects no other step.
 
     python benchmarks/gpu.py [--wheels DIR] [--out DIR] [--model FILE.onnx] [--minutes 7] [--dry-run]
 
-A step (gpu_steps.py, and gpu_torch.py for PyTorch) writes its rows to OUT/STEP.jsonl as it finds them, so that one that
-runs out of time leaves what it has measured.
+A step (in gpu_steps.py, or gpu_torch.py for PyTorch) writes each row to OUT/STEP.jsonl at once, so that a step that
+runs out of time keeps its measurements.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 
 Row = dict[str, Any]
 BATCHES = (1, 8, 32, 128)
-#: Modules that the steps need, and the packages that bring them.
+#: Modules that the steps need, and the packages that provide them.
 NEEDED = {
     "torch": "torch", "torchvision": "torchvision", "onnx": "onnx", "onnxscript": "onnxscript",
     "onnxruntime": "onnxruntime-gpu", "cuda.bindings": "cuda-python", "click": "click", "numpy": "numpy",
     "PIL": "pillow", "tqdm": "tqdm", "usearch": "usearch",
 }  # fmt: skip
-#: Steps, the most seconds of each, what each does, and whether it needs a card.
+#: Step -> its time limit in seconds, what it does, and whether it needs a GPU.
 STEPS = {
     "machine": (60, "the card, its driver and versions, and the bf16 peak that a large matrix product attains", True),
     "export": (120, "a model as float32 and float16 files, and as TensorRT plans where TensorRT is", False),
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def find_card() -> tuple[bool, str]:
-    """Whether an NVIDIA card is here, and what to say of it."""
+    """Whether there is an NVIDIA GPU, and a description of it."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
@@ -97,7 +97,7 @@ def find_card() -> tuple[bool, str]:
 def is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent is absent
+    except ModuleNotFoundError:  # its parent package is missing
         return False
 
 
@@ -115,7 +115,7 @@ def install(missing: list[str], wheels: Path | None, deadline: float) -> bool:
 
 
 def run(name: str, chosen: argparse.Namespace, deadline: float) -> bool:
-    """Run a step, in the time that it has and that is left; whether it went well."""
+    """Run a step within its time limit and the time left. Returns whether it succeeded."""
     rows = chosen.out / f"{name}.jsonl"
     rows.unlink(missing_ok=True)
     seconds = min(STEPS[name][0], deadline - time.monotonic())
@@ -139,7 +139,7 @@ def read(path: Path) -> Iterator[Row]:
 
 
 def table(card: str, rows: list[Row], failed: list[str]) -> str:
-    """All that was found, in Markdown."""
+    """All results in Markdown."""
     lines = [f"# {card}", ""]
     lines += [f"{row['name']}: {row['value']}" for row in rows if row["step"] == "machine"]
     checks = [row for row in rows if "engine" in row]

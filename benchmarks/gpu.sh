@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What an NVIDIA card does with a model of cbmir, in one call of less than eight minutes.
+# Test and time models of cbmir on an NVIDIA GPU, in one call of less than eight minutes.
 #
 #   benchmarks/gpu.sh [--wheels DIR] [--out DIR] [--model FILE.onnx] [--minutes 7] [--dry-run]
 #
-# Installs from the folder of wheels what is missing; checks that the CUDA and TensorRT providers and a TensorRT plan
+# Installs missing packages from the folder of wheels; checks that the CUDA and TensorRT providers and a TensorRT plan
 # answer as the CPU does; times batches of 1, 8, 32 and 128 against PyTorch; measures training; prints a table, and
-# writes gpu.md and gpu.json with the card's name and versions. Without a card it checks what a CPU can, and times
-# nothing. Exit code: 1 where an engine answers otherwise than the CPU or a step failed, 2 for wrong arguments.
+# writes gpu.md and gpu.json with the GPU's name and versions. Without a GPU it runs only the checks that need none.
+# Exit code: 1 if an engine answers differently from the CPU or a step failed, 2 for wrong arguments.
 #
 #   PYTHON=python3    the interpreter; cbmir itself need not be installed
 set -euo pipefail

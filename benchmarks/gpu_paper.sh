@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# The comparison of methods on a machine with a GPU, in one call of less than eight minutes.
+# Compare the paper's methods on a machine with a GPU, in one call of less than eight minutes.
 #
 #   NIH=DIR benchmarks/gpu_paper.sh
 #
 #   NIH               images/, Data_Entry_2017_v2020.csv and splits.csv: NIH ChestX-ray14 or a part of it
 #
-#   OUT=gpu-paper     the report; a second call goes on where the first stopped
+#   OUT=gpu-paper     the report; a second call continues the first
 #   WEIGHTS=none      or a state dict for the encoder (benchmarks/imagenet_weights.py writes one), or imagenet
 #   TUNED=docs/benchmark/nih/tuned.json    learning rates of the methods (benchmarks/tune.py); empty: the recipe's
 #   FOLDS=5           folds by patient
 #   JOBS=6            cells that share the GPU
-#   MINUTES=6.5       then what is finished is reported
+#   MINUTES=6.5       time limit, after which the finished cells are reported
 #   PYTHON=python3    with torch, torchvision, lightning, timm, scikit-learn, matplotlib, networkx; cbmir need not be
 #                     installed
 #   EXTRA=            more options of `cbmir benchmark`

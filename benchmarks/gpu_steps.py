@@ -1,7 +1,7 @@
 """One step of benchmarks/gpu.py: `python benchmarks/gpu_steps.py STEP OUT [MODEL.onnx]` writes rows to OUT/STEP.jsonl.
 
-With a card the model is a DenseNet121 of random weights at 224 px, else a ResNet18 at 64 px; or what MODEL holds.
-Engines are timed host to host by the clock, since they answer only then; PyTorch by CUDA events (gpu_torch.py).
+Without MODEL, the model is a DenseNet121 with random weights at 224 px if there is a GPU, else a ResNet18 at 64 px.
+Engines are timed by the clock, host to host, since their calls are synchronous; PyTorch by CUDA events (gpu_torch.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cbmir.export.perf.bench import synthetic_images
 from cbmir.export.perf.process import time_runs
 from cbmir.runtime.engines.registry import open_engine, probe, why_not
 
-#: The largest error of an embedding, as a share of the mean distance of two images, and the largest of a score.
+#: Maximum error of an embedding, relative to the mean distance of two images, and maximum error of a score.
 LIMITS = {"float32": (1e-3, 1e-4), "float16": (5e-2, 5e-3)}
 
 
@@ -84,7 +84,7 @@ def parity(out: Path, model: Path | None) -> Iterator[Row]:
         except (CbmirError, RuntimeError) as error:
             yield row | {"problem": str(error), "within": False}
             continue
-        reference = reference or found  # model.onnx by ONNX Runtime on the CPU comes first
+        reference = reference or found  # the first one is model.onnx in ONNX Runtime on the CPU
         error, score = differences(reference, found)
         within = error <= limits[0] and score <= limits[1]
         overlap = float((nearest(reference.embedding)[:, :, None] == nearest(found.embedding)[:, None]).any(2).mean())
@@ -133,7 +133,7 @@ def choices(out: Path) -> Iterator[tuple[Path, str]]:
 
 
 def milliseconds(run: Callable[[], object]) -> list[float]:
-    """Of each run, after three to warm up."""
+    """Milliseconds of each run, after three warm-up runs."""
     run(), run()
     return [1e3 * seconds for seconds in time_runs(run, SECONDS)]
 

@@ -1,6 +1,6 @@
-"""The steps of benchmarks/gpu.py that time PyTorch: a model of random weights, by CUDA events.
+"""The steps of benchmarks/gpu.py that time PyTorch with CUDA events, using a model with random weights.
 
-They are around the same work as an engine does: the uint8 images to the card, the model, embedding and scores back.
+They time the same work as an engine does: copy uint8 images to the GPU, run the model, copy embedding and scores back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cbmir.errors import CbmirError
 
 Row = dict[str, Any]
 BATCHES = (1, 8, 32, 128)
-SECONDS = 0.6  # of measuring, for one batch size
+SECONDS = 0.6  # to measure each batch size
 FINDINGS = 14
 
 
@@ -45,7 +45,7 @@ def torch_compiled(out: Path, model: Path | None) -> Iterator[Row]:
 
 
 def events(name: str, tf32: bool, dtype: Any, last: bool, wrap: Callable[[Any], Any]) -> Iterator[Row]:
-    """Time a model of random weights in PyTorch for each batch size."""
+    """Time a model with random weights in PyTorch at each batch size."""
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
@@ -60,7 +60,7 @@ def events(name: str, tf32: bool, dtype: Any, last: bool, wrap: Callable[[Any], 
         def measure(images: Any = images) -> list[float]:
             pairs = []
             for run in range(200):
-                if run == 5:  # those before warm up
+                if run == 5:  # the first five are a warm-up
                     torch.cuda.synchronize()
                     begun = time.perf_counter()
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -79,7 +79,7 @@ def events(name: str, tf32: bool, dtype: Any, last: bool, wrap: Callable[[Any], 
 
 
 def training(out: Path, model: Path | None) -> Iterator[Row]:
-    """A step of DenseNet121 in bf16: forward, backward and SGD. Three forward passes' worth of arithmetic an image."""
+    """Time a training step of DenseNet121 in bf16: forward, backward and SGD, counted as three forward passes."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -115,7 +115,7 @@ def training(out: Path, model: Path | None) -> Iterator[Row]:
 
 
 def peak() -> float:
-    """Operations per second of a bf16 product of two 8192 x 8192 matrices, the best of three series."""
+    """Operations per second of a bf16 product of two 8192 x 8192 matrices, best of three series."""
     import torch
 
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -123,7 +123,7 @@ def peak() -> float:
 
 
 def between_events(work: Callable[[], object], times: int) -> float:
-    """Seconds of one of so many runs on the card, after three to warm up."""
+    """Mean seconds per run on the GPU over `times` runs, after three warm-up runs."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -138,7 +138,7 @@ def between_events(work: Callable[[], object], times: int) -> float:
 
 
 def timed(name: str, batch: int, measure: Callable[[], list[float]]) -> Row:
-    """The median; a configuration that fails (out of memory, say) is a row that says so."""
+    """A row with the median. If the configuration fails (for example out of memory), the row has the error."""
     row: Row = {"name": name, "batch": batch}
     try:
         times = measure()
@@ -149,7 +149,7 @@ def timed(name: str, batch: int, measure: Callable[[], list[float]]) -> Row:
 
 
 def random_model(large: bool) -> tuple[Any, Any]:
-    """A model of random weights and its card."""
+    """A model with random weights, and its card."""
     import torch
 
     from cbmir.preprocessing import PreprocessSpec

@@ -1,11 +1,11 @@
-"""What `bound_channels`, a rewriting of a DenseNet's ONNX graph that leaves its function alone, gains.
+"""Measure the gain of `bound_channels`, a rewrite of a DenseNet's ONNX graph that does not change its function.
 
     python benchmarks/graph_work.py model.onnx [--rounds 30]
 
-With and without it: the largest differences from the file as it is, in ONNX Runtime float32 and OpenVINO bfloat16; the
-milliseconds an image (the least of all rounds, which take turns) in OpenVINO bfloat16 with one stream of two threads,
-with two streams of one thread, in ONNX Runtime float32 with two threads, and summed over OpenVINO's layers with one
-thread, each layer at its best.
+With and without it: the maximum differences from the original file, in ONNX Runtime float32 and OpenVINO bfloat16; the
+milliseconds per image (minimum over all rounds; variants take turns) in OpenVINO bfloat16 with one stream of two
+threads and with two streams of one thread, in ONNX Runtime float32 with two threads, and summed over OpenVINO's layers
+with one thread, each layer at its minimum.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ VARIANTS: dict[str, tuple[Callable[[ir.Model], None], ...]] = {"as it is": (), "
 
 @dataclass
 class Trial:
-    """One variant, ready to run: `ways` are timed in turns, `best` keeps the least milliseconds an image of each."""
+    """One variant, ready to run. `ways` take turns and are timed; `layers` returns milliseconds per layer."""
 
     ways: dict[str, Callable[[], None]]
     layers: Callable[[], dict[str, float]]

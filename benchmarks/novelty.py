@@ -1,10 +1,10 @@
-"""How well novelty finds what should not be answered, beside the plain mean distance and the check of the picture.
+"""Measure how well novelty detects unsuitable images, compared with the plain mean distance and the picture check.
 
     python benchmarks/novelty.py model.onnx manifest.csv ../shared/dicom > novelty.md
 
-The gallery is the manifest's training split. Queries are its other images with the changes by which the check of the
-picture was measured, the drawings of that check, and the DICOM files of the folder, of any body part.
-Novelty and the check of the picture are those of answers. Prints a table.
+The gallery is the manifest's training split. Queries are its other images, unchanged and with the changes that the
+picture check was measured with, the drawings of that check, and the DICOM files of the folder, of any body part.
+Novelty and picture check are computed as for answers. Prints a table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cbmir.training.picture_check.impostors import KINDS, impostor
 
 Pixels = NDArray[np.uint8]
 Values = NDArray[np.float64]
-#: Neighbours that the plain mean distance is taken over.
+#: Number of neighbours for the plain mean distance.
 _MEAN_OF = 10
 
 
@@ -52,7 +52,7 @@ QUERIES: dict[str, Callable[[Pixels], Pixels]] = {
 
 def main(model: str, manifest: str, dicom: str) -> None:
     images = read_manifest(manifest)
-    groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)  # pictures, and their patients
+    groups: dict[str, list[tuple[Pixels, str]]] = defaultdict(list)  # images, and their patients
     with open_engine(model) as engine, TemporaryDirectory() as folder:
         spec = engine.card.preprocess
         inside = [row for row in images if row.split == "train"]
@@ -109,13 +109,13 @@ def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tup
 
 
 def _auc(usual: Values, strange: Values) -> float:
-    """The chance that a strange image is farther out than a usual one."""
+    """The probability that a strange image is farther away than a usual one."""
     above = (strange[:, None] > usual).mean() + 0.5 * (strange[:, None] == usual).mean()
     return float(above)
 
 
 def _dicom(folder: Path) -> Iterator[tuple[str, Pixels]]:
-    """Kind and pixels of the files that can be decoded, bone bright: some show the same picture."""
+    """Kind and pixels of the files that can be decoded, with bright bone. Some files show the same picture."""
     for path in sorted(folder.glob("*.dcm")):
         kind = {"nonchest": path.stem.split("_")[1], "lut": "testpattern"}.get(path.stem.split("_")[0], "other chests")
         try:

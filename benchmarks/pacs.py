@@ -1,14 +1,13 @@
-"""A DICOM node under load: studies from several associations at once, none lost; throughput and latencies.
+"""Load-test a DICOM node: send studies over several associations, check that none is lost, and measure speed.
 
     python benchmarks/pacs.py --model model.onnx                     1,000 studies of 1024x1024 from 4 associations
     python benchmarks/pacs.py --model model.onnx --gallery gallery --size 2500 -o docs/pacs/bench.json
     python benchmarks/pacs.py --model tiny.onnx --size 64            the node itself: a small model takes no time
 
-The node is `cbmir pacs node` in a process of its own; this one sends, and is the archive that takes the reports. Two
-latencies are reported: until the node has acknowledged an image (it is on disk then), and until its report has arrived;
-and the CPU time that the node took for an image, which shows what a machine can do beside other work. It ends with an
-error where an image was refused, or has not exactly one report. Images are noise around a lung-like shade, 12 bits,
-uncompressed.
+The node is `cbmir pacs node` in its own process. This process sends the studies, and is the archive that receives the
+reports. It measures two latencies, until the node acknowledges an image (which is then on disk) and until its report
+arrives, and the node's CPU time per image, which does not depend on other load. It fails if an image is refused or does
+not get exactly one report. Images are a lung-like gradient with noise, 12 bits, uncompressed.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from cbmir.machine import describe_machine
 from cbmir.training.phantom.files import write_dicom
 from cbmir.training.phantom.patients import describe
 
-_PATIENCE = 600.0  # seconds without a report until the rest is taken for lost
+_PATIENCE = 600.0  # seconds without a report until the rest counts as lost
 
 
 @dataclass
 class Archive:
-    """Takes reports, and notes when that of each study came first."""
+    """A receiver of reports, with the time of each study's first one."""
 
     arrived: dict[str, float] = field(default_factory=dict)
     reports: Counter[str] = field(default_factory=Counter)
@@ -58,7 +57,7 @@ class Archive:
         return 0x0000
 
     def wait(self, count: int) -> None:
-        """Until so many studies have a report, or none has come for long."""
+        """Wait until `count` studies have a report, or none has arrived for `_PATIENCE` seconds."""
         with self.changed:
             while len(self.arrived) < count:
                 before = len(self.arrived)
@@ -67,7 +66,7 @@ class Archive:
 
 
 def radiograph(study: int, size: int) -> Dataset:
-    """A CR object of `size` x `size` pixels in a study of its own."""
+    """A CR object of `size` x `size` pixels in its own study."""
     shade = np.hypot(*np.meshgrid(*[np.linspace(-1, 1, size)] * 2)) * 0.6
     grey = np.clip(shade + 0.2 * np.random.default_rng(study).random((size, size)), 0, 1)
     file = BytesIO()
@@ -77,7 +76,7 @@ def radiograph(study: int, size: int) -> Dataset:
 
 
 def send(port: int, studies: range, size: int) -> dict[str, tuple[float, float]]:
-    """Send studies by one association: when each was begun, and when acknowledged."""
+    """Send studies over one association. Returns when each was started and acknowledged."""
     ae = AE(ae_title="BENCH")
     ae.add_requested_context(ComputedRadiographyImageStorage, ExplicitVRLittleEndian)
     association = ae.associate("127.0.0.1", port, ae_title="CBMIR")
@@ -96,14 +95,14 @@ def send(port: int, studies: range, size: int) -> dict[str, tuple[float, float]]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Milliseconds."""
+    """Percentiles in milliseconds."""
     values = 1000 * np.array(seconds)
     names = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
     return {name: round(float(np.percentile(values, q)), 1) for name, q in names.items()}
 
 
 def bench(command: list[str], studies: int, associations: int, size: int) -> dict[str, Any]:
-    """Send all studies, wait for all reports, and stop the node: what was measured."""
+    """Send all studies, wait for all reports, and stop the node. Returns the figures."""
     archive = Archive()
     _config.LOG_HANDLER_LEVEL = "none"
     ae = AE(ae_title="ARCHIVE")
@@ -128,7 +127,7 @@ def bench(command: list[str], studies: int, associations: int, size: int) -> dic
         finally:
             node.kill()
             server.shutdown()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # its start among it
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # including its start
     lost = studies - len(archive.arrived)
     doubled = sum(count > 1 for count in archive.reports.values())
     if lost or doubled or code:
@@ -157,7 +156,7 @@ def bench(command: list[str], studies: int, associations: int, size: int) -> dic
 def main(
     model: Path, gallery: str | None, studies: int, associations: int, size: int, workers: int, output: Path | None
 ) -> None:
-    """Send studies to a node of its own, and see that each is answered."""
+    """Start a node, send it studies, and check that each is answered."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-m", "cbmir", "-q", "pacs", "node", "--port", "0", "--state", f"{folder}/state",

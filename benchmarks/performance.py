@@ -1,12 +1,12 @@
-"""Everything that docs/performance.md states as measured, in one command.
+"""Measure all figures of docs/performance.md, in one command.
 
     python benchmarks/performance.py EXPORT -o FOLDER --write-docs docs/performance.md
 
-EXPORT is a folder that `cbmir export` wrote: model.onnx and those of model.fp16.onnx, model.int8.onnx,
-model.openvino-bf16.xml and model.openvino-int8.xml that are there. All of them, PyTorch, ONNX Runtime and OpenVINO as
-one would use them by hand, and bare matrix products take turns in one run. FOLDER gets bench.json and modes.json
-(`cbmir speed --json`), speed.png, .svg and .csv, and performance.md with the sections. `--write-docs` puts each section
-between its marks, <!-- performance:NAME --> and <!-- /performance:NAME -->. Nothing else should run meanwhile.
+EXPORT is a folder that `cbmir export` wrote, with model.onnx and any of model.fp16.onnx, model.int8.onnx,
+model.openvino-bf16.xml and model.openvino-int8.xml. All of them, handwritten code for PyTorch, ONNX Runtime and
+OpenVINO, and bare matrix products take turns in one run. FOLDER gets bench.json and modes.json (`cbmir speed --json`),
+speed.png, .svg and .csv, and performance.md with the sections. `--write-docs` puts each section between its marks,
+<!-- performance:NAME --> and <!-- /performance:NAME -->. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cbmir.files import write_json, write_text
 from cbmir.machine import in_words
 from cbmir.runtime import open_engine
 
-# The processes that are timed import this file too: what is heavy is imported where it is used, so that they do not.
+# The timed processes import this file too, so heavy imports are inside the functions that use them.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -39,7 +39,7 @@ FILE_TO_ANSWER = Path(__file__).with_name("file_to_answer.py")
 
 @dataclass(frozen=True)
 class Aim:
-    """`own` is to be `least` times as fast as `against`; "" means the fastest model file."""
+    """The aim that `own` is at least `least` times as fast as `against`; "" means the fastest model file."""
 
     words: str
     own: str
@@ -67,7 +67,7 @@ AIMS = (
 @click.option("--threads", type=click.IntRange(min=1), help="Of each contender.  [default: every processor]")
 @click.option("--write-docs", "docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="FILE.md")
 def main(export: Path, output: Path, seconds: float, threads: int | None, docs: Path | None) -> None:
-    """Measure the files of EXPORT and their peers, and write tables and a chart for docs/performance.md."""
+    """Time the files of EXPORT and handwritten code, and write tables and a chart for docs/performance.md."""
     output.mkdir(parents=True, exist_ok=True)
     with open_engine(float32_file([export])) as engine:
         card = engine.card
@@ -106,7 +106,7 @@ def _check_finished(report: BenchReport, path: Path) -> None:
 
 
 def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
-    """The figures of `file_to_answer.py`, time and memory."""
+    """The output of `file_to_answer.py`, for time and memory."""
     texts = []
     for name, options in (("file_to_answer", []), ("memory", ["--memory"])):
         options += ["-o", str(output / f"{name}.json"), *([] if threads is None else ["--threads", str(threads)])]
@@ -116,7 +116,7 @@ def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
 
 
 def speed_table(report: BenchReport) -> str:
-    """Markdown: by batch size, the fastest first."""
+    """Markdown table by batch size, fastest first."""
     rows = [
         (
             str(one.batch), f"`{one.contender}`", f"{one.milliseconds:.1f}",
@@ -129,18 +129,18 @@ def speed_table(report: BenchReport) -> str:
 
 
 def _accepted(export: Path) -> set[str]:
-    """The files that were let in beyond their limits."""
+    """The files that were accepted although they miss their limits."""
     from cbmir.export.export import REPORT, read_report
 
     return {name for name, facts in read_report(export / REPORT).items() if "accepted" in facts}
 
 
 def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
-    """Markdown: what was aimed at, as far as this run has both sides of it. Files `beyond` their limits are never the
+    """Markdown table of the aims for which this run has both contenders. Files `beyond` their limits never count as the
     fastest."""
     rows = []
     for aim in AIMS:
-        at_batch = {one.contender: one for one in report.speeds if one.batch == aim.batch}  # the fastest first
+        at_batch = {one.contender: one for one in report.speeds if one.batch == aim.batch}  # fastest first
         files = (name for name in at_batch if not name.startswith(("peer", "peak")) and name not in beyond)
         own, against = at_batch.get(aim.own or next(files, "")), at_batch.get(aim.against)
         if own is None or against is None:
@@ -153,7 +153,7 @@ def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
 
 
 def entrants_table(report: BenchReport) -> str:
-    """Markdown: what ran, from opening to the first answer, and the most memory of its process."""
+    """Markdown table of the contenders: engine, time from opening to the first answer, and peak memory."""
     rows = [
         (
             f"`{one.name}`", f"{one.health.engine} {one.health.version}", one.health.precision,
@@ -166,7 +166,7 @@ def entrants_table(report: BenchReport) -> str:
 
 
 def draw(report: BenchReport, folder: Path) -> None:
-    """Ratios to the baseline as dots with their spread, a panel for each batch size; hollow: by hand."""
+    """Plot ratios to the baseline with their spread, one panel per batch size; hollow dots are handwritten code."""
     from cbmir.training.comparison.figures.sheet import BLACK, BLUE, ReportFigure, save, sheet
 
     def dot(axis: Axes, one: Speed) -> None:
@@ -180,7 +180,7 @@ def draw(report: BenchReport, folder: Path) -> None:
 
     batches = sorted({one.batch for one in report.speeds})
     names = [one.contender for one in report.speeds if one.batch == batches[0] and not one.contender.startswith("peak")]
-    names.reverse()  # the fastest at the top
+    names.reverse()  # fastest at the top
     with sheet(7.0, 0.9 + 0.26 * len(names)) as figure:
         axes = figure.subplots(1, len(batches), sharey=True, squeeze=False)[0]
         for axis, batch in zip(axes, batches, strict=True):

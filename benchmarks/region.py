@@ -1,4 +1,4 @@
-"""Does a search by region find more of the finding in the box than one by the whole image? And does it find the place?
+"""Measure whether a search by region finds a boxed finding better than one by the whole image, and finds its place.
 
     cbmir data phantom -n 800 --seed 0 -o phantoms
     cbmir train phantoms/manifest.csv -o run …
@@ -7,10 +7,9 @@
     python benchmarks/region.py --phantoms phantom.onnx phantoms/manifest.csv --boxes starter nih.csv -o region \
         --write-docs docs/region.md
 
-A query is a finding whose place is known: the box around it, on an image of the phantoms' test split or with a box of
-the manifest's. The gallery holds the phantoms' training split, or all of the manifest's images but those of the query's
-patient. An image is relevant where it has the query's finding, and any others. Writes region.json, and fills the
-page's tables.
+A query is the box around a finding whose place is known, on the phantoms' test images or the manifest's images with
+boxes. The gallery is the phantoms' training split, or all images of the manifest, without those of the query's patient.
+An image is relevant if it has the query's finding. Writes region.json, and fills the tables in the page.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ MEASURES = ("nDCG", "precision")
 
 
 def box_around(seen: NDArray[np.bool_], spec: PreprocessSpec) -> Region:
-    """In fractions of the image, around a place in what the model sees of it: bool [S, S]."""
+    """The box around a place, in fractions of the image. `seen` is bool [S, S] in pixels of the model's input."""
     first, last = seen_part(spec)
     ends = []
     for side in (seen.any(axis=0), seen.any(axis=1)):
@@ -53,31 +52,31 @@ def box_around(seen: NDArray[np.bool_], spec: PreprocessSpec) -> Region:
 
 
 def queries(manifest: Manifest, spec: PreprocessSpec, drawn: bool) -> Iterator[tuple[Any, str, Region]]:
-    """Rows, labels and boxes."""
+    """The queries: row, label and box."""
     for place in phantom_places(manifest, spec, "test") if drawn else box_places(manifest, spec):
         if place.region.any():
             yield place.row, place.label, box_around(place.region, spec)
 
 
 def gains(analysis: Analysis, label: str) -> tuple[float, float]:
-    """nDCG and precision of the first K for the finding, where as many are relevant as there is room for."""
+    """nDCG and precision of the first K neighbours for one finding, if at least K images are relevant."""
     relevant = np.array([label in one.labels for one in analysis.neighbours[:K]], float)
     weights = 1 / np.log2(np.arange(2, K + 2))
     return float(relevant @ weights / weights.sum()), float(relevant.mean())
 
 
 def hit(place: Region, region: Region) -> bool:
-    """Whether the middle of the place lies in the region."""
+    """Whether the centre of the place is in the region."""
     x, y = (place[0] + place[2]) / 2, (place[1] + place[3]) / 2
     return region[0] <= x <= region[2] and region[1] <= y <= region[3]
 
 
 def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[str, Any]:
-    """Figures of one data set."""
+    """The figures for one data set."""
     with open_engine(model, engine="onnxruntime") as engine:
         for name, cells in (("plain", False), ("cells", True)):
             build_gallery(engine, manifest, folder / name, splits=("train",) if drawn else ("all",), cells=cells)
-    places: dict[tuple[Path, str], list[Region]] = {}  # of findings on the gallery's images
+    places: dict[tuple[Path, str], list[Region]] = {}  # places of findings on the gallery's images
     with Finder.open(model, folder / "plain") as plain, Finder.open(model, folder / "cells") as coded:
         spec = plain.card.preprocess
         if drawn:
@@ -97,7 +96,7 @@ def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[s
                     REGION: plain.analyze(image, K, patient_id=row.patient_id, region=region),
                     CELLS: coded.analyze(image, K, patient_id=row.patient_id, region=region),
                 }
-            except UserError:  # less than half a cell
+            except UserError:  # the region is smaller than half a cell
                 small += 1
                 continue
             patients.append(row.patient_id)
@@ -121,12 +120,12 @@ def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[s
 
 
 def _chance(place: Region, truth: Region, spec: PreprocessSpec) -> float:
-    """The share of windows of the place's size in what the model sees, whose middle lies in the marked box."""
+    """The probability that a window of the place's size, anywhere in the model's input, has its centre in the box."""
     first, last = seen_part(spec)
     share = 1.0
     for low, high in ((0, 2), (1, 3)):
         half = (place[high] - place[low]) / 2
-        start, end = first + half, last - half  # where a middle can be
+        start, end = first + half, last - half  # range of possible centres
         if end - start < 1e-9:
             share *= truth[low] <= start <= truth[high]
         else:
@@ -148,7 +147,7 @@ def _summary(found: dict[str, list[tuple[float, float]]], patients: Sequence[str
 
 
 def _by_finding(found: dict[str, list[tuple[float, float]]], labels: Sequence[str]) -> dict[str, Any]:
-    """Queries and mean nDCG of each kind."""
+    """Number of queries and mean nDCG per kind of finding."""
     kinds, values = np.array(labels), {name: np.array(of)[:, 0] for name, of in found.items()}
     return {
         kind: {"queries": int((kinds == kind).sum())} | {name: of[kinds == kind].mean() for name, of in values.items()}
@@ -160,7 +159,7 @@ def _by_finding(found: dict[str, list[tuple[float, float]]], labels: Sequence[st
 
 
 def methods_table(figures: dict[str, Any]) -> str:
-    """Markdown: a row for each way to search."""
+    """Markdown table with one row per way to search."""
     rows = []
     for name, one in figures["methods"].items():
         cells = []
@@ -173,7 +172,7 @@ def methods_table(figures: dict[str, Any]) -> str:
 
 
 def findings_table(figures: dict[str, Any]) -> str:
-    """Markdown: nDCG by finding."""
+    """Markdown table of nDCG by finding."""
     rows = [
         (kind.replace("_", " "), str(one["queries"]), *(f"{one[name]:.3f}" for name in (WHOLE, REGION, CELLS)))
         for kind, one in figures["by_finding"].items()

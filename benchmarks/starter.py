@@ -1,13 +1,13 @@
-"""Make the model that comes with cbmir, from the folds of a benchmark.
+"""Make the model that comes with cbmir from the folds of a benchmark.
 
     python benchmarks/imagenet_weights.py lite0.pt
     cbmir benchmark table nih.csv -o report --recipe fitted --methods fitted --folds 5 --seeds 1 \
         --tuned docs/benchmark/nih/tuned.json --encoder timm:tf_efficientnet_lite0 --weights lite0.pt --image-size 128
     python benchmarks/starter.py report -o starter
 
-`nih.csv` is the table of all images. The final model is trained by seed 0, compared with PyTorch by `cbmir export`, and
-written into the package; `starter` keeps the run and parity.json. What other precisions lose is measured on the run of
-a fold, which has held images out: `cbmir export report/cells/seed0-fold1/fitted/run -o files/ --fp16 --int8`.
+`nih.csv` is the table of all images. The final model is trained with seed 0, exported and compared with PyTorch, and
+written into the package; `starter` keeps the run and parity.json. The loss of other precisions is measured on the run
+of a fold, which has held-out images: `cbmir export report/cells/seed0-fold1/fitted/run -o files/ --fp16 --int8`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How long tables of 200,000 images take, and how much memory: `cbmir data table`, and reading their manifests.
+"""Measure time and memory of `cbmir data table` with 200,000 images, and of reading the manifests.
 
     python benchmarks/tables.py [--rows 200000]
 
-The plain table has an image, a patient, a view and 14 labels, as CheXpert's has; the wide one has 40 columns, of which
-26 are used, among them 20 labels and reports. Images are empty files. Prints seconds of wall and processor, and the
-most memory of a process that does only this.
+The plain table has image, patient, view and 14 labels, like CheXpert's; the wide one has 40 columns, of which 26 are
+used, including 20 labels and the report. Images are empty files. Prints wall time, CPU time, and the peak memory of a
+process that does only this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 LABELS = [f"Finding {number}" for number in range(20)]
-PLAIN = 14  # of them
+PLAIN = 14  # labels in the plain table
 _STEPS = {
     "data table": "from cbmir.cli import cli; cli.main(sys.argv[1:], standalone_mode=False)",
     "read_manifest": "from cbmir.manifest import read_manifest; read_manifest(sys.argv[1])",

@@ -1,13 +1,13 @@
-"""The learning rate of each method, by the validation part of one fold: what `cbmir benchmark --tuned` takes.
+"""Search the learning rate of each method on the validation part of one fold, for `cbmir benchmark --tuned`.
 
     python benchmarks/tune.py nih.csv -o runs --weights lite0.pt --results docs/benchmark/nih/tuned.csv
 
-Each method is trained on fold 1 of 5 at each rate, with the options that the benchmark gives all of them. The epoch is
-chosen as in training; its `val_choice` (AUC and corrected nDCG of the validation part) decides. The fold's test images
-are not looked at; its validation images are test images of other folds, for all methods alike. Only the rate is
-searched, and hashing methods keep that of the recipe. The results have a row for each method and rate as it ends, and a
-later call, on another machine too, runs only the others; tuned.json beside them has the best rates. A method that
-shares another's network takes its rate (`SAME`).
+Each method is trained on fold 1 of 5 at each rate, with the options that the benchmark gives all methods. The epoch is
+chosen as in training, and its `val_choice` (AUC and corrected nDCG of the validation part) decides. The fold's test
+images are not used; its validation images are test images of other folds, for all methods equally. Only the rate is
+searched; hashing methods keep that of the recipe. Each finished method and rate is added to the results as a row, and a
+later call, even on another machine, runs only the missing ones; tuned.json beside the results has the best rates. A
+method that shares the network of another takes its rate (`SAME`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(
     manifest: Path, output: Path, results: Path, weights: Path, encoder: str, image_size: int, rates: str, methods: str,
     jobs: int,
 ) -> None:  # fmt: skip
-    """Search the learning rate of each method on validation."""
+    """Search the learning rate of each method on validation data."""
     found = read(results)
     cells = [(method, rate) for rate in rates.split(",") for method in methods.split(",")]
     lock = Lock()
@@ -87,7 +87,7 @@ def main(
 
 
 def read(results: Path) -> Found:
-    """The rows that an earlier call has written."""
+    """The rows that earlier calls have written."""
     if not results.exists():
         return {}
     with results.open(newline="", encoding="utf-8") as stream:
@@ -95,7 +95,7 @@ def read(results: Path) -> Found:
 
 
 def write(results: Path, found: Found) -> None:
-    """Write the rows, and tuned.json beside them: of each method that has any, the best rate."""
+    """Write the rows, and tuned.json beside them with the best rate of each method."""
     results.parent.mkdir(parents=True, exist_ok=True)
     with replacing(results) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)

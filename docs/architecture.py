@@ -1,8 +1,8 @@
-"""Draws docs/architecture.svg, writes the tree in docs/architecture.md, and counts what the rules of the house limit.
+"""Draw docs/architecture.svg, write the tree in docs/architecture.md, and count what CONTRIBUTING.md limits.
 
     python docs/architecture.py
 
-FLOORS says where a package stands; the tests compare it with the imports in the code.
+FLOORS defines the layers of packages; the tests compare it with the imports in the code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import grimp
 ROOT = Path(__file__).resolve().parents[1]
 SVG = Path(__file__).with_suffix(".svg")
 PAGE = Path(__file__).with_suffix(".md")
-#: The folders of the repository, and the packages that they are.
+#: Folder of the repository -> package.
 FOLDERS = {
     "src/cbmir": "cbmir",
     "runtime": "cbmir.runtime",
@@ -26,7 +26,7 @@ FOLDERS = {
     "export": "cbmir.export",
     "demo": "cbmir.demo",
 }
-#: The way in: imported for the version, and imports the rest.
+#: The top of the package, which imports the rest; others may import it for the version.
 WAY_IN = ("cbmir", "cbmir.__main__", "cbmir.cli")
 TREE = re.compile(r"(?<=<!-- tree -->\n```\n).*?(?=```\n<!-- /tree -->)", re.DOTALL)
 
@@ -36,14 +36,14 @@ WIDTH, MARGIN, GAP, HEIGHT = 960, 16, 12, 50
 
 @dataclass(frozen=True)
 class Room:
-    """A package or module of cbmir, and what it is for in a few words."""
+    """A package or module of cbmir, and its purpose in a few words."""
 
     name: str
     words: str
     colour: str
 
 
-#: From the top to the ground. A room imports from its own floor and from those below it.
+#: From top to bottom. A room imports only from its own floor and those below it.
 FLOORS = (
     (Room("cli", "the command line: one file per command", SAND),),
     (
@@ -81,7 +81,7 @@ FLOORS = (
     (Room("spine", "errors, labels, card, preprocessing, manifest, files, process", GREY),),
 )
 ROOMS = {("cbmir." if room.name != "spine" else "") + room.name: room for floor in FLOORS for room in floor}
-#: Modules of a package that stand lower than it.
+#: Modules that belong to a lower room than their package.
 _LOWER = {"cbmir.runtime.logs": "spine", "cbmir.runtime.sockets": "spine"}
 
 
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def place_of(module: str) -> str:
-    """The room that a module stands in. Raises KeyError for a module of a package that has none."""
+    """The room of a module. Raises KeyError if its package has none."""
     if module in WAY_IN or module.startswith("cbmir.cli."):
         return "cbmir.cli"
     if module in _LOWER:
@@ -107,7 +107,7 @@ def place_of(module: str) -> str:
 
 
 def upward(graph: grimp.ImportGraph) -> list[str]:
-    """Imports of a room on a higher floor: "importer -> imported"."""
+    """Imports from a higher floor, as "importer -> imported"."""
     floor_of = {name: at for at, floor in enumerate(FLOORS) for name, room in ROOMS.items() if room in floor}
     return sorted(
         f"{module} -> {imported}"
@@ -118,7 +118,7 @@ def upward(graph: grimp.ImportGraph) -> list[str]:
 
 
 def files() -> dict[Path, int]:
-    """The Python files of the package, from the repository's root, and their lines."""
+    """The package's Python files, relative to the repository, and their numbers of lines."""
     found = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT): path.read_text("utf-8").count("\n") for path in found}
 
@@ -130,7 +130,7 @@ def module_of(file: Path) -> str:
 
 
 def tree() -> str:
-    """Every folder of the package with the names of its files, as docs/architecture.md shows it."""
+    """The folders of the package and their files, as shown in docs/architecture.md."""
     rooms: dict[Path, list[str]] = {}
     for file in files():
         rooms.setdefault(file.parent, [])
@@ -146,7 +146,7 @@ def tree() -> str:
 
 
 def measures(graph: grimp.ImportGraph | None = None) -> dict[str, tuple[list[str] | int, int]]:
-    """What the rules of CONTRIBUTING.md limit: name -> (what was counted, limit)."""
+    """The limits of CONTRIBUTING.md: name -> (list or count, limit)."""
     graph = graph or grimp.build_graph("cbmir", cache_dir=None)
     counted = files()
     folders = {file.parent for file in counted}
@@ -162,7 +162,7 @@ def measures(graph: grimp.ImportGraph | None = None) -> dict[str, tuple[list[str
     return {
         "lines of Python and JavaScript": (
             sum(counted.values()) + sum(path.read_text("utf-8").count("\n") for path in scripts),
-            40_250,  # 30,000 when the rooms were made, and what later features have added
+            40_250,  # 30,000 at first, plus later features
         ),
         "files in runtime/ itself": (crowded[Path("runtime")], 9),
         "files in the fullest folder": (max(crowded.values()), 18),

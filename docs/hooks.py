@@ -1,7 +1,7 @@
-"""What building the site does beyond its plugins (`hooks` of mkdocs.yml).
+"""Hooks for building the site (`hooks` in mkdocs.yml).
 
-Pages are written as GitHub shows them, where a list or a table may follow a paragraph at once; Python-Markdown wants a
-blank line between. Equations become MathML, a docstring's "::" is left out, and a notebook becomes a page.
+Pages are written for GitHub, where a list or table may directly follow a paragraph; Python-Markdown needs a blank line
+between them. Equations become MathML, a docstring's "::" is removed, and notebooks become pages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
-#: As arithmatex leaves them: \(inline\) and \[a line of their own\].
+#: Equations in arithmatex's output: \(inline\) and \[on their own line\].
 _EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
-#: A docstring's "::" before an indented block, of which Markdown makes a paragraph and a code block.
+#: A docstring's "::" before an indented block, which Markdown turns into a paragraph and a code block.
 _LITERAL_MARK = re.compile(r"<p>::</p>\n?")
 _LIST = re.compile(r"(?:[-*]|\d+\.) ")
-#: A line that stands for a page at the top of the repository.
+#: A line that includes a page from the top of the repository.
 _INCLUDED = re.compile(r'^--8<-- "(\w+\.md)"$', re.MULTILINE)
 
 
@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(text: str) -> str:
-    """A notebook's cells as Markdown, each followed by what it printed and drew."""
+    """A notebook's cells as Markdown, each followed by its output."""
     parts: list[str] = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -47,7 +47,7 @@ def _notebook(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Set tables and lists apart from other text, except in fenced code. Screenshots that do not exist are left out."""
+    """Add blank lines around tables and before lists, except in fenced code. Missing screenshots are left out."""
     markdown = _INCLUDED.sub(_page_at_the_top, markdown).replace(".ipynb)", ".md)")
     apart: list[str] = []
     fenced = False
@@ -65,12 +65,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _page_at_the_top(named: re.Match[str]) -> str:
-    """CHANGELOG.md and the like; their links are made relative to docs/."""
+    """A page such as CHANGELOG.md, with links made relative to docs/."""
     return (Path(__file__).parents[1] / named[1]).read_text("utf-8").replace("](docs/", "](")
 
 
 def _begins_or_ends(before: str, line: str) -> bool:
-    """Whether a table begins or ends between two lines, or a list begins."""
+    """Whether a table begins or ends, or a list begins, between two lines."""
     if before.startswith("|") != line.startswith("|"):
         return True
     in_list = before.startswith(" ") or _LIST.match(before) is not None
@@ -78,7 +78,7 @@ def _begins_or_ends(before: str, line: str) -> bool:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """LaTeX as MathML, which browsers draw by themselves, without a script or a font."""
+    """Convert LaTeX to MathML, which browsers render without scripts or fonts."""
     return _EQUATION.sub(_mathml, _LITERAL_MARK.sub("", content))
 
 

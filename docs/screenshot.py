@@ -1,9 +1,9 @@
-"""Makes the pictures of the demo that the documents show.
+"""Make the screenshots of the demo for the documentation.
 
 python docs/screenshot.py MODEL GALLERY IMAGE FOLDER
 
-FOLDER gets demo.jpg (what the README shows) and demo/STATE.jpg. IMAGE is an X-ray as PNG or JPEG; one that is
-upside down is made of it.
+FOLDER gets demo.jpg (for the README) and demo/STATE.jpg. IMAGE is an X-ray as PNG or JPEG; one screenshot shows it
+upside down.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 @contextmanager
 def served(model: str, gallery: str) -> Iterator[str]:
-    """Where the demo answers."""
+    """Run the demo; its address."""
     command = [sys.executable, "-m", "cbmir", "demo", model, gallery, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -39,7 +39,7 @@ def upload(page: Page, file: Path) -> None:
 
 
 def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
-    """One picture a state."""
+    """Take one screenshot per state of the page."""
     with tempfile.TemporaryDirectory() as made, served(model, gallery) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         turned = Path(made) / "turned.png"
@@ -48,7 +48,7 @@ def shoot(model: str, gallery: str, image: Path, folder: Path) -> None:
 
         def state(name: str, act: Callable[[Page], object], size: tuple[int, int] = (1440, 900)) -> None:
             page = browser.new_page(viewport={"width": size[0], "height": size[1]})
-            page.set_default_timeout(120_000)  # milliseconds, for a busy machine
+            page.set_default_timeout(120_000)  # ms; enough for a busy machine
             page.goto(url)
             page.locator("#viewer .film").first.wait_for()
             page.locator("#start .gallery-item, #similar").first.wait_for()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cbmir.export.onnx_graph import to_onnx
     from cbmir.export.parity import LIMITS, Parity, ParityLimits, measure_parity
 
-# `cbmir.export.perf` measures exported files where neither PyTorch nor ONNX is installed.
+# Lazy, since `cbmir.export.perf` also runs without PyTorch and ONNX.
 __getattr__ = lazy_imports(
     __name__,
     {

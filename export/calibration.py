@@ -1,4 +1,4 @@
-"""Int8 calibration on real images: the ranges of activations, and how far rounding one tensor turns an embedding."""
+"""Int8 calibration on real images: ranges of activations, and how much rounding one tensor changes the embedding."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cbmir.runtime.engines.ort import DISABLED_OPTIMIZERS
 
 
 def check_percentile(percentile: float | None) -> None:
-    """Raises UserError unless it is None or in (50, 100]."""
+    """Raise UserError unless `percentile` is None or in (50, 100]."""
     if percentile is not None and not 50 < percentile <= 100:
         raise UserError(f"expected a percentile above 50, at most 100, found {percentile}")
 
 
 def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """At most `count` images, evenly spread."""
+    """At most `most` images, evenly spread."""
     return images[:: -(-len(images) // most)]
 
 
@@ -45,8 +45,8 @@ def channel_ranges(
 def tensor_ranges(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], percentile: float | None = None
 ) -> dict[str, tuple[float, float]]:
-    """The smallest and largest value of each named tensor. With `percentile` p, the mean over the images of each
-    image's (100 - p)th and pth percentile, which rare values hardly move."""
+    """The smallest and largest value of each named tensor. With `percentile` p, the (100 - p)th and pth percentile per
+    image, averaged over the images, so that rare values hardly count."""
     cuts = (0.0, 100.0) if percentile is None else (100 - percentile, percentile)
     found = [
         [np.percentile(tensor, cuts) if percentile is not None else (tensor.min(), tensor.max()) for tensor in tensors]
@@ -88,7 +88,7 @@ def open_session(model: ir.Model, names: Sequence[str]) -> Any:
 
 #: Scale and zero point of a tensor: value = scale * (q - zero point), q in 0..255.
 Grid = tuple[np.float32, np.uint8]
-#: The tensor, rounded only if `which` is its number.
+#: Rounds the tensor `x` only if `which` is its number.
 _ROUNDED = onnx.parser.parse_function("""
 <opset_import: ["" : 18], domain: "cbmir">
 Rounded (x, scale, zero, number, which) => (y) {
@@ -104,7 +104,7 @@ Rounded (x, scale, zero, number, which) => (y) {
 
 
 def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
-    """Mean of 1 - cosine between the float embedding and the embedding with one tensor rounded, for each tensor."""
+    """For each tensor, the mean of 1 - cosine between the float embedding and the one with only this tensor rounded."""
     session = open_session(_with_rounding(model, grids), [])
 
     def embedding(which: int) -> NDArray[np.float64]:
@@ -117,7 +117,7 @@ def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[
 
 
 def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
-    """The float graph with another input, `which`: the number of the tensor to round, or -1."""
+    """The float graph with a second input, `which`: the number of the tensor to round, or -1 for none."""
     model = model.clone()
     graph = model.graph
     function = ir.serde.deserialize_function(_ROUNDED)

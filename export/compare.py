@@ -1,4 +1,4 @@
-"""`cbmir parity`: compare the answers of two models, runs or exported files on real images."""
+"""`cbmir parity`: compare the answers of two models (runs or exported files) on real images."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cbmir.training.splits import EVERY_IMAGE
 
 log = logging.getLogger("cbmir")
 
-#: The most images to compare: queries from val and test, and training images for them to find.
+#: Maximum number of images to compare: queries from val and test, and training images that they search.
 QUERIES, GALLERY = 600, 1400
 _BATCH = 32
 
@@ -46,9 +46,9 @@ class Sample:
 
 
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
-    """The run's own held-out and training images, or those of the manifest `images`.
+    """The held-out and training images of the run, or those of the manifest `images`.
 
-    Raises RunError if the run's own images are missing or changed, ManifestError or SplitError for the manifest.
+    Raises RunError if the run's images are missing or changed, ManifestError or SplitError for the manifest.
     """
     if config.fold == EVERY_IMAGE and not images:
         log.warning("No image was held out of this run's training: files are compared on images that it was trained "
@@ -59,7 +59,7 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
 
 @contextmanager
 def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
-    """Add to an error in the run's own images why they are read, and that --images replaces them."""
+    """Add to an error about the run's images why they are needed, and which option replaces them."""
     try:
         yield
     except (ManifestError, RunError) as error:
@@ -71,7 +71,7 @@ def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
 
 
 def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
-    """The images of a manifest on which to compare a model. Raises ManifestError."""
+    """The images of a manifest to compare a model on. Raises ManifestError."""
     if OF_PHANTOMS in card.notes:
         log.warning(OF_PHANTOMS)
     chosen, queries = choose(manifest)
@@ -82,9 +82,10 @@ def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
 
 
 def choose(manifest: Manifest) -> tuple[Manifest, int]:
-    """The images to compare, and how many of them, at the front, are queries. Raises ManifestError for too few images.
+    """The images to compare, queries first, and the number of queries. Raises ManifestError for too few images.
 
-    Queries come from val and test (from all rows of a table without those), the others from train, both evenly spread.
+    Queries come from val and test (or from all rows if these splits are empty), the others from train; both are evenly
+    spread.
     """
     queries, gallery = manifest.split("val", "test").rows, manifest.split("train").rows
     if not queries:
@@ -101,9 +102,9 @@ def choose(manifest: Manifest) -> tuple[Manifest, int]:
 def calibration_pixels(
     config: TrainConfig, card: ModelCard, manifest: Path | None, count: int, queries: Collection[str]
 ) -> NDArray[np.uint8]:
-    """`calibration_of` the run's own images, or those of a manifest.
+    """`calibration_of` the run's images, or of a manifest.
 
-    Raises RunError if the run's own images are missing or changed, ManifestError for the manifest.
+    Raises RunError if the run's images are missing or changed, ManifestError for the manifest.
     """
     with _explained(manifest, "int8 is calibrated on real images", "--calibrate"):
         table = read_manifest(manifest) if manifest else training_manifest(config)
@@ -111,10 +112,10 @@ def calibration_pixels(
 
 
 def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
-    """At most `count` images of a manifest to quantise by, uint8 [M, 1, S, S], evenly spread.
+    """At most `count` images of a manifest to calibrate int8 on, uint8 [M, 1, S, S], evenly spread.
 
-    They are training images (all images of a table without a train split), without the patients of the `queries` that
-    judge int8. Raises ManifestError.
+    They are training images (or all images if there is no train split), without the patients in `queries`, whose images
+    test int8. Raises ManifestError.
     """
     rows = table.split("train").rows or table.rows
     others = tuple(row for row in rows if row.patient_id not in queries)
@@ -125,7 +126,7 @@ def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collec
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
-    """At most `count` rows, evenly spread."""
+    """At most `most` rows, evenly spread."""
     return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
 
 
@@ -137,14 +138,14 @@ def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
 
 
 def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] = ()) -> Parity:
-    """Compare the answers of model `b` with those of `a` on images of a manifest.
+    """Compare the answers of model `b` with those of `a` on the images of a manifest.
 
     Queries are its val and test images, or all images if it has neither. If `a` was trained on a fold of this manifest,
-    they are those of the fold. They search the queries and the training images.
+    the fold's splits apply. The queries and the training images are searched.
 
     Args:
-        tolerances: NAME=NUMBER each, for `ParityLimits.changed`. Two files of one model have the limits of the coarser
-            precision; two models have only these limits.
+        tolerances: Limits as NAME=NUMBER, for `ParityLimits.changed`. They change the limits of the coarser precision
+            for two files of one model; for two different models they are the only limits.
 
     Raises:
         ManifestError, SplitError, ModelError: See the message.
@@ -169,7 +170,7 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
 
 
 def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
-    """The limits for two files of one model; two models have none, even if they share an embedding space."""
+    """The limits for two files of one model. Different models have no limits, even if they share an embedding space."""
     if a.weights != b.weights:
         log.warning("These two models have different embedding spaces, %s and %s.", a.fingerprint, b.fingerprint)
         return ParityLimits()

@@ -1,9 +1,9 @@
-"""Scale the channels of a tensor to the same range, so that one int8 scale fits them all; the function stays the same.
+"""Scale the channels of a tensor to the same range, so that one int8 scale fits them all, without changing the output.
 
-A tensor has one scale in int8, so a channel of small values uses few of its 256 steps. If only depthwise 1x1
-convolutions (BatchNorms, see `quantisable`) read what a convolution writes, each channel can be shifted and scaled to
-[0, 1] in the writer's weights, and back in the consumers', at no cost. In a DenseNet that is true of every channel of
-every Concat.
+An int8 tensor has one scale, so a channel of small values uses few of its 256 steps. If a convolution's output is only
+read by depthwise 1x1 convolutions (BatchNorms, see `quantisable`), each channel can be shifted and scaled to [0, 1] in
+the weights of the writer, and back in those of the consumers, at no cost. In a DenseNet this applies to every channel
+of every Concat.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 from cbmir.export.calibration import channel_ranges
 from cbmir.export.graph_rewrite import Floats, array, graph_bytes, quantisable, read_graph, set_input
 
-#: A channel narrower than this share of the widest is noise, and is stretched only as far as this share.
+#: A channel narrower than this share of the widest is noise: it is scaled as if it were that wide.
 _LEAST = 1e-3
 
 
 class _Consumer(NamedTuple):
-    """A consumer of a tensor's channels: where they start in its input, and whether a ReLU stands before it."""
+    """A consumer of a tensor's channels, their first position in its input, and whether a ReLU comes before it."""
 
-    node: ir.Node | None  # None: the caller reads it as an output of the graph
+    node: ir.Node | None  # None: the tensor is an output of the graph
     first: int
     rectified: bool
 
 
 def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
-    """A float32 file of cbmir, `equalise`d, with BatchNorms as depthwise convolutions, and with its card and head."""
+    """A float32 file of cbmir after `equalise`: BatchNorms are depthwise convolutions, card and head are kept."""
     graph = quantisable(model)
     equalise(graph, images)
     graph.metadata_props.clear()
@@ -51,7 +51,7 @@ def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
     ranges = channel_ranges(model, list(found), images) if found else {}
     for name, (writer, consumers) in found.items():
         low, high = ranges[name]
-        # A scale passes a ReLU, a shift does not.
+        # A scale can be undone after a ReLU, a shift cannot.
         shift = np.zeros_like(low) if any(consumer.rectified for consumer in consumers) else low
         scale = np.maximum(high - shift, _LEAST * (high - shift).max())
         if (scale > 0).all():  # all channels may be dead: constant, or below zero before a ReLU
@@ -66,7 +66,7 @@ def _is_depthwise_point(node: ir.Node | None) -> bool:
 
 
 def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Consumer]:
-    """The final consumers of a tensor's channels, behind concats, pooling and ReLUs, which treat each channel alike."""
+    """The consumers of a tensor's channels, looking through Concat, pooling and ReLU, which keep channels separate."""
     if value.is_graph_output():
         yield _Consumer(None, first, rectified)
     for node in value.consumers():

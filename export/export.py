@@ -41,7 +41,7 @@ from cbmir.training.run import load_model
 log = logging.getLogger("cbmir")
 
 REPORT = "parity.json"
-#: How many layers of an int8 file to leave in float, tried in this order until the file keeps its limits.
+#: Numbers of layers to keep in float in an int8 file, tried in this order until the file is within its limits.
 KEPT = (0, 2, 4, 8, 16, 24)
 _ADVICE = {
     "float32": "This is a bug in the exporter: please report it.",
@@ -49,7 +49,7 @@ _ADVICE = {
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
     "int8": "Give more images with --calibrate and --calibration-images, or export it without int8.",
 }
-#: Writes a file; one of int8 leaves these layers in float.
+#: Writes a file; an int8 file keeps the given layers in float.
 Write = Callable[[Path, Sequence[str]], object]
 
 
@@ -58,11 +58,11 @@ class ExportOptions:
     """The files to write beside the float32 file, and how. See `cbmir export --help`.
 
     Args:
-        openvino: Of bf16 and int8.
+        openvino: bf16, int8 or both.
         targets: TensorRT targets (sm86 …, or current).
-        images: A manifest to compare on, instead of the run's own images; required for an encoder.
-        calibrate: A manifest to calibrate int8 on, instead of the run's own images or `images`.
-        percentile: Cuts the activations' range in calibration; in (50, 100].
+        images: A manifest of images for the comparison, instead of the run's images; required for an encoder.
+        calibrate: A manifest to calibrate int8 on, instead of the run's images or `images`.
+        percentile: Limits the ranges of activations in calibration; in (50, 100].
         tolerances: NAME=NUMBER for `ParityLimits.changed`.
         accept_parity_loss: Also write files that miss their limits.
     """
@@ -94,18 +94,18 @@ class ExportOptions:
 def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
     """Export the best model of a finished run.
 
-    A file that misses its limits is removed; an older file of that name stays, and the message says so.
+    A file that misses its limits is not kept; an older file of that name stays, and the message says so.
 
     Args:
         run: The folder of a finished run.
-        output: A file that ends in .onnx, or a folder for `model.onnx`. Other files are written beside it with other
-            endings, and the figures of all of them to `parity.json`.
+        output: A file that ends in .onnx, or a folder for `model.onnx`. The other files are written beside it with
+            other endings, and the figures of all files to `parity.json`.
 
     Returns:
-        The files written.
+        The paths of the written files.
 
     Raises:
-        RunError: The run is not finished, or its images are no longer there.
+        RunError: The run is not finished, or its images are missing.
         ManifestError, EncoderError: See the message.
         ParityError: Files miss their limits; the others are written.
     """
@@ -125,19 +125,19 @@ def export_encoder(
     encoder: str, weights: str, output: str | Path, options: ExportOptions, *, image_size: int | None = None,
     grey_range: str = "own", intensity: str = "header",
 ) -> list[Path]:  # fmt: skip
-    """Export an encoder with published weights as an embedding model, untrained, without findings and scores.
+    """Export an encoder with published weights as an embedding model: no training, no findings, no scores.
 
     Args:
         encoder: Its name for `build_encoder`.
         weights: A file, or `imagenet`.
         output: As in `export_run`.
         options: `images` is required: the files are compared with PyTorch on them.
-        image_size: None: that of the published weights.
+        image_size: None means that of the published weights.
         grey_range: `own`, `signed` or MEAN,STD (`grey_range_of`).
-        intensity: How stored values become grey.
+        intensity: How stored values become grey (`PreprocessSpec`).
 
     Raises:
-        UserError: No weights, or no images.
+        UserError: No weights or no images were given.
         EncoderError: The encoder is unknown, or some of its weights are missing.
         ManifestError, SplitError: The images cannot be used.
         ParityError: Files miss their limits; the others are written.
@@ -158,7 +158,7 @@ def export_encoder(
 
 
 def _target(output: str | Path, options: ExportOptions) -> Path:
-    """Where to write the float32 file, after a check that the export is possible."""
+    """Check that the export is possible, and return the path of the float32 file."""
     _check_possible(options)
     target = output_file(output)
     read_report(target.parent / REPORT)  # fail now if the older report is damaged
@@ -166,13 +166,13 @@ def _target(output: str | Path, options: ExportOptions) -> Path:
 
 
 def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
-    """Write all files of a model. `pixels` calibrate int8."""
+    """Write all files of a model. `pixels` are the images to calibrate int8 on."""
     card, options = export.card, export.options
     if options.int8 and isinstance(model.encoder, PatchTokens):
         raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
                         "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
     exact = to_onnx(model, card)
-    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all others are made from it
+    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all other files are made from it
     half = to_onnx(model, card, "float16") if options.fp16 else None
     refused = []
     for ending, write, rank in _others(options, exact, half, pixels):
@@ -189,7 +189,7 @@ def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | N
 def _others(
     options: ExportOptions, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
 ) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
-    """For each file but the first: its ending, what writes it, and what ranks the layers of int8; the slowest last."""
+    """For each file except the first: its ending, its writer, and for int8 the ranking of layers. Slowest last."""
     percentile = options.percentile
 
     def plan(target: str) -> Write:
@@ -216,7 +216,7 @@ def _others(
 
 
 def _check_possible(options: ExportOptions) -> None:
-    """Refuse impossible tolerances, packages, arithmetic and GPUs before the long work begins."""
+    """Check tolerances, packages, the processor and GPUs before the long work begins."""
     LIMITS["float32"].changed(*options.tolerances)
     if options.openvino:
         import_openvino()
@@ -230,7 +230,7 @@ def _check_possible(options: ExportOptions) -> None:
 
 @dataclass(eq=False)
 class _Export:
-    """Where the files go, what they are compared with, and which have been written."""
+    """The target of an export, the answers to compare with, and the files written so far."""
 
     target: Path
     card: ModelCard
@@ -242,11 +242,11 @@ class _Export:
     def add(
         self, ending: str, write: Write, rank: Callable[[], Sequence[str]] | None = None, calibrated_on: int = 0
     ) -> None:
-        """Compare one file, and keep it if it is within its limits. Raises ParityError.
+        """Write a file, compare it, and keep it if it is within its limits. Raises ParityError.
 
-        A TensorRT plan that cannot run here is kept, and the report says why it was not compared. An int8 file leaves
-        as few layers in float as its limits allow, the first of those that `rank` returns. If no number of layers is
-        enough, and that is accepted, the file is int8 throughout.
+        A TensorRT plan that cannot run here is kept, and the report says why it was not compared. An int8 file keeps as
+        few layers in float as its limits allow, in the order of `rank`. If no number of layers is enough and parity
+        loss is accepted, all layers are int8.
         """
         path = self.target.with_name(self.target.stem + ending)
         tries = []
@@ -275,7 +275,7 @@ class _Export:
             self._let_in(staged, card, parity, facts | {"kept_in_float": list(kept)} if rank else {})
 
     def warn_of_older(self) -> None:
-        """Warn about files of another model that stay beside this one."""
+        """Warn about files of another model in the same folder, which stay."""
         report = read_report(self.target.with_name(REPORT))
         older = [
             name
@@ -296,7 +296,7 @@ class _Export:
         return card, measure_parity(self.reference, found, self.sample.cases, limits)
 
     def _let_in(self, staged: Path, card: ModelCard, found: Parity | str, more: Mapping[str, Any] = {}) -> None:
-        """Keep a file. `found` is the comparison, or the reason for its absence; `more` goes into the report."""
+        """Keep a file. `found` is the comparison, or the reason why it is missing; `more` is added to the report."""
         path = self.target.with_name(staged.name)
         machine = describe_machine()
         facts = {
@@ -314,16 +314,16 @@ class _Export:
             log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(found.failures))
         files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
         size = sum(file.stat().st_size for file in files)
-        for file in files:  # companions first, so that the file is never there without them
+        for file in files:  # companions first, so that the file never exists without them
             file.replace(path.with_name(file.name))
         report = path.with_name(REPORT)
-        write_json(report, read_report(report) | {path.name: facts})  # another export may have added to it
+        write_json(report, read_report(report) | {path.name: facts})  # read again: another export may have written it
         self.written.append(path)
         words = f"not compared here: {found}" if isinstance(found, str) else str(found)
         log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
 
     def _older(self, name: str) -> str:
-        """A sentence about the older file of that name, which stays; "" if there is no such file."""
+        """A sentence about the older file of that name, which is kept; "" without one."""
         if not self.target.with_name(name).exists():
             return ""
         weights = read_report(self.target.with_name(REPORT)).get(name, {}).get("weights")
@@ -333,7 +333,7 @@ class _Export:
 
 
 def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """No layer, then more and more layers of the ranking."""
+    """No layers, then longer and longer beginnings of the ranking."""
     yield ()
     ranked = tuple(rank())
     for before, count in pairwise(KEPT):
@@ -342,9 +342,9 @@ def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...
 
 
 def output_file(output: str | Path) -> Path:
-    """Where the float32 file goes: `output` itself, or `model.onnx` in it if it is a folder or has no suffix.
+    """The path of the float32 file: `output`, or `model.onnx` in it if it is a folder or has no suffix.
 
-    Creates the folder. Raises UserError if that is impossible, or for another suffix than .onnx.
+    Creates the folder. Raises UserError if that fails, or if the suffix is not .onnx.
     """
     path = Path(output)
     is_folder = path.is_dir() or str(output).endswith(("/", os.sep)) or not path.suffix
@@ -361,7 +361,7 @@ def output_file(output: str | Path) -> Path:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The figures of the files that are already there, by file name. Raises ModelError for a damaged report."""
+    """The figures of earlier exported files by file name. Raises ModelError for a damaged report."""
     if not path.exists():
         return {}
     try:

@@ -1,7 +1,7 @@
-"""Rewrites of a float ONNX graph, as an `onnx_ir.Model`, that do not change what it computes.
+"""Rewrites of a float ONNX graph (an `onnx_ir.Model`) that do not change its output.
 
-`bound_channels` replaces BatchNorms for OpenVINO (benchmarks/graph_work.py measures it), and `quantisable` prepares a
-graph for int8.
+`bound_channels` replaces BatchNorms for OpenVINO (benchmarks/graph_work.py measures the gain), and `quantisable`
+prepares a graph for int8.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def graph_bytes(model: ir.Model) -> bytes:
 
 
 def encoder_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes that compute the feature map, in the graph's order. All others are the head."""
+    """The nodes that compute the feature map, in graph order. All other nodes are the head."""
     found: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [value for value in model.graph.outputs if value.name == "feature_map"]
     while waiting:
@@ -51,7 +51,7 @@ def array(value: ir.Value | None) -> Floats:
 
 
 def constant(graph: ir.Graph, name: str, values: Floats) -> ir.Value:
-    """A float32 constant, which replaces one of the same name."""
+    """Add a float32 constant, which replaces any of the same name."""
     tensor = ir.tensor(np.ascontiguousarray(values, np.float32), name=name)
     value = ir.val(name, const_value=tensor)
     graph.initializers.add(value)
@@ -59,21 +59,21 @@ def constant(graph: ir.Graph, name: str, values: Floats) -> ir.Value:
 
 
 def set_input(node: ir.Node, position: int, values: Floats) -> None:
-    """Give a node its own float32 constant, since other nodes may use the one that it reads now."""
+    """Give a node its own float32 constant: other nodes may read the old one."""
     assert node.graph is not None
     node.resize_inputs(max(len(node.inputs), position + 1))
     node.replace_input_with(position, constant(node.graph, f"{node.name}.{position}", values))
 
 
 def insert_before(node: ir.Node, kind: str, inputs: Sequence[ir.Value | None], **attributes: Any) -> ir.Value:
-    """A new node in front of another; returns its only output."""
+    """Insert a new node before another, and return its only output."""
     made = ir.node(kind, inputs, attributes)
     node.prepend(made)
     return made.outputs[0]
 
 
 def affine(norm: ir.Node) -> tuple[Floats, Floats]:
-    """A batch norm as y = slope * x + shift of each channel, both [C]."""
+    """The slope and shift [C] of a batch norm: y = slope * x + shift per channel."""
     gamma, beta, mean, variance = map(array, norm.inputs[1:])
     slope = gamma / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
     return slope, beta - mean * slope
@@ -89,7 +89,7 @@ def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def pointwise_reader(value: ir.Value) -> ir.Node | None:
-    """The only reader of a map, if it is a 1x1 convolution over all channels, without padding."""
+    """The reader of a map, if it is the only one and a 1x1 convolution over all channels without padding."""
     readers = value.consumers()
     if len(readers) != 1 or (node := readers[0]).op_type != "Conv" or not (weight := node.inputs[1]):
         return None
@@ -104,11 +104,11 @@ def column(values: Floats) -> Floats:
 
 
 def bound_channels(model: ir.Model) -> None:
-    """Replace BN + ReLU before a 1x1 convolution by bounds of each channel, and fold slope and shift into the
+    """Replace BN + ReLU before a 1x1 convolution with bounds per channel, and fold slope and shift into the
     convolution.
 
-    relu(a x + b) = a max(x, -b/a) + b where a > 0, and a min(x, -b/a) + b where a < 0; where a = 0 it is relu(b). Exact
-    but for rounding, since a 1x1 convolution has no padding.
+    relu(a x + b) is a max(x, -b/a) + b if a > 0, a min(x, -b/a) + b if a < 0, and relu(b) if a = 0. This is exact
+    except for rounding, since a 1x1 convolution has no padding.
     """
     for norm, relu in norms(model.graph):
         conv = pointwise_reader(relu.outputs[0])
@@ -134,16 +134,15 @@ def bound_channels(model: ir.Model) -> None:
 
 
 def quantisable(model: bytes) -> ir.Model:
-    """The graph of a float32 file of cbmir in operators that have int8 kernels: the same function, without card and
-    head.
+    """The graph of a float32 file of cbmir, rewritten with operators that have int8 kernels, without card and head.
 
-    A BatchNorm after a convolution is folded into it. Any other BatchNorm, as after a Concat, becomes a depthwise 1x1
-    convolution: there is no int8 BatchNorm, and converting to float and back costs more than int8 gains. Each node gets
-    a unique name.
+    A BatchNorm after a convolution is folded into it. Any other BatchNorm (after a Concat, for example) becomes a
+    depthwise 1x1 convolution: there is no int8 BatchNorm, and converting to float and back costs more than int8 gains.
+    Each node gets a unique name.
     """
     quantization = require("onnxruntime.quantization", "export")
     with TemporaryDirectory() as folder:
-        # By files: given the graph itself, onnxruntime 1.32 writes the weights to a second file and loses them.
+        # Through files: given the graph itself, onnxruntime 1.32 writes the weights to a second file and loses them.
         source, target = Path(folder) / "source.onnx", Path(folder) / "target.onnx"
         source.write_bytes(model)
         quantization.quant_pre_process(str(source), str(target), skip_symbolic_shape=True)

@@ -1,4 +1,4 @@
-"""A `RetrievalModel` as one ONNX graph, from uint8 image to embedding, scores and feature map."""
+"""Translate a `RetrievalModel` to one ONNX graph, from uint8 image to embedding, scores and feature map."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ OPSET = 18
 
 
 def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "float32") -> bytes:
-    """The bytes of an ONNX file that keeps the contract of `cbmir.runtime.engines.ort`, with the card and the head
-    inside.
+    """The bytes of an ONNX file with the inputs and outputs that `cbmir.runtime.engines.ort` expects, and with the card
+    and the head in its metadata.
 
     Args:
-        precision: `float16` puts the encoder's weights and arithmetic in half precision; scaling, pooling, norm and
-            scores stay float32, and so do the outputs.
+        precision: `float16` converts the encoder's weights and arithmetic to half precision; scaling, pooling, norm,
+            scores and outputs stay float32.
 
     Raises:
         EncoderError: The exporter cannot translate the encoder.
-        ModelError: A hashing model.
+        ModelError: It is a hashing model.
     """
     if isinstance(model.head, HashHead):
         raise ModelError("a hashing model has no embedding or scores to export; train with a loss of 'cbmir train'")
@@ -60,12 +60,12 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
     model, size = copy.deepcopy(model).eval(), card.preprocess.crop
     model.encoder = for_inference(card.encoder, model.encoder)
     if precision == "float16":
-        if isinstance(model.encoder, TwoStageEncoder):  # its linear maps stay in float32, like a head
+        if isinstance(model.encoder, TwoStageEncoder):  # its linear maps stay float32, like a head
             model.encoder.encoder = fold_batch_norm(model.encoder.encoder, size).half()
         else:
             model.encoder = fold_batch_norm(model.encoder, size).half()
     try:
-        images = torch.zeros(2, 1, size, size, dtype=torch.uint8)  # the exporter would make a batch of 1 constant
+        images = torch.zeros(2, 1, size, size, dtype=torch.uint8)  # with 1 image the exporter would fix the batch size
         program = torch.onnx.export(
             model, (images,), input_names=["image"], output_names=OUTPUTS, opset_version=OPSET,
             dynamic_shapes={"image": {0: torch.export.Dim("N")}}, dynamo=True, external_data=False, verbose=False,
@@ -81,13 +81,13 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
 def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
     """The encoder with each BatchNorm that follows a convolution folded into it, in float32.
 
-    This comes before any rounding: the exporter would fold rounded values, and a small variance multiplies the rounding
-    error. On a trained ResNet18 the loss of cosine would be 60 times as large (1.5e-4 instead of 2.3e-6). Many encoders
-    cannot be traced, so one run at `size` pixels shows what follows what. An encoder whose answers would change,
-    because something else reads the convolution too, stays as it is.
+    Fold before rounding to float16: the exporter would fold rounded values, and a small variance multiplies the
+    rounding error. On a trained ResNet18 the loss of cosine would be 60 times as large (1.5e-4 instead of 2.3e-6). Many
+    encoders cannot be traced, so one run at `size` pixels shows which BatchNorm reads which convolution. An encoder
+    whose output would change, because something else also reads the convolution, is returned unchanged.
     """
     image = torch.rand(2, 1, size, size, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    made: list[tuple[Tensor, nn.Conv2d]] = []  # keeps the tensors, so that no id is used twice
+    made: list[tuple[Tensor, nn.Conv2d]] = []
     pairs: list[tuple[nn.Conv2d, nn.BatchNorm2d]] = []
 
     def note(module: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
@@ -107,7 +107,7 @@ def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
             conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         )
         norm.reset_parameters()
-        norm.eps = 0.0  # now an identity; timm's contains the activation
+        norm.eps = 0.0  # now an identity; not removed, since timm's contains the activation
     if torch.allclose(folded(image), expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max())):
         return folded
     log.info("BatchNorm is not folded before rounding: something else also reads its convolutions.")
@@ -115,8 +115,8 @@ def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
 
 
 def _cast_input_first(graph: ir.Graph) -> None:
-    """Make all readers of the uint8 input, even Shape, read its float cast: TensorRT's parser allows only Cast on
-    uint8."""
+    """Make all readers of the uint8 input read its cast to float: TensorRT's parser allows only Cast on uint8, not even
+    Shape."""
     image = graph.inputs[0]
     cast_node = next(node for node in image.consumers() if node.op_type == "Cast")
     image.replace_all_uses_with(cast_node.outputs[0])
@@ -125,14 +125,14 @@ def _cast_input_first(graph: ir.Graph) -> None:
 
 
 def _leave_out_scores(model: ir.Model) -> None:
-    """Remove the scores of no findings, [N, 0], and the nodes that compute them."""
+    """Remove the empty output `scores`, [N, 0], and the nodes that compute it."""
     outputs = model.graph.outputs
     outputs.remove(next(value for value in outputs if value.name == "scores"))
     RemoveUnusedNodesPass()(model)
 
 
 def _strip_sources(graph: ir.Graph) -> None:
-    """Remove the exporter's metadata of nodes: stack traces with paths of the machine."""
+    """Remove the metadata that the exporter adds to nodes: stack traces with local paths."""
     made = (value for node in graph for value in node.outputs)
     for part in (graph, *graph, *graph.inputs, *graph.initializers.values(), *made):
         part.metadata_props.clear()
@@ -140,7 +140,7 @@ def _strip_sources(graph: ir.Graph) -> None:
 
 
 def _check(model: ModelProto, card: ModelCard) -> None:
-    """Check the file's contract. Raises EncoderError for an encoder whose graph cannot keep it."""
+    """Check inputs and outputs of the file. Raises EncoderError if they are not as expected."""
     onnx.checker.check_model(model, full_check=True)
     size, dim = card.preprocess.crop, card.embedding_dim
     expected = {

@@ -1,7 +1,7 @@
-"""A float32 ONNX file of cbmir as OpenVINO's .xml and .bin: for bfloat16, or quantised to int8 by NNCF.
+"""Convert a float32 ONNX file of cbmir to OpenVINO's .xml and .bin: for bfloat16, or quantised to int8 by NNCF.
 
 In both, the head (everything after the feature map: mean, norm, distances, exp) computes in float32. In bfloat16 the
-CPU plugin keeps float32 only after the last convolution or matrix product, so the head's product is written as a
+CPU plugin keeps float32 only after the last convolution or matrix product, so the head's matrix product is written as a
 multiplication and a sum. NNCF leaves the head out.
 """
 
@@ -29,7 +29,7 @@ from cbmir.files import replacing
 from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
-_METADATA = "framework"  # OpenVINO's place for the metadata of an ONNX file
+_METADATA = "framework"  # where OpenVINO stores the metadata of an ONNX file
 _CONVOLUTIONS = ("Convolution", "GroupConvolution")
 
 
@@ -37,15 +37,15 @@ def write_openvino(
     model: bytes, path: Path, precision: OpenVinoPrecision, calibration: NDArray[np.uint8] | None = None, *,
     keep: Sequence[str] = (), percentile: float | None = None,
 ) -> None:  # fmt: skip
-    """Write a .xml file and the .bin beside it; the arguments are those of `quantize_ort.to_int8`. An int8 file has its
-    own embedding space: its name in the card ends with the first digits of the SHA-256 of the .bin.
+    """Write a .xml file and the .bin beside it. See `quantize_ort.to_int8` for the arguments. An int8 file has its own
+    embedding space: the fingerprint in its card ends with the first digits of the SHA-256 of the .bin.
 
     Raises:
-        ModelError: int8 without images, or an unknown layer in `keep`.
-        UserError: The percentile is not above 50.
+        ModelError: No images for int8, or an unknown layer in `keep`.
+        UserError: The percentile is not in (50, 100].
     """
     check_percentile(percentile)
-    if precision == "bfloat16":  # int8 fits channels better after the norm than before
+    if precision == "bfloat16":  # not for int8, which fits channels better after the norm
         bounded = read_graph(model)
         bound_channels(bounded)
         model = graph_bytes(bounded)
@@ -63,9 +63,9 @@ def sensitive_layers(
 ) -> list[str]:
     """The convolutions of a float32 ONNX file for `write_openvino(keep=…)`, the most sensitive to int8 first.
 
-    They are ranked by the ratio of signal to quantisation noise in a layer's output when only that layer is int8, over
-    at most `images` images. Each layer runs in float and in int8, both on the output of the float layers before it, so
-    one pass over the images ranks all layers.
+    They are ranked by the signal-to-noise ratio of a layer's output when only that layer is int8, over at most `images`
+    images. Each layer runs in float and in int8, both on the output of the float layers before it, so one pass over the
+    images ranks all layers.
     """
     ov = import_openvino()
     ops = ov.opset13
@@ -90,7 +90,7 @@ def sensitive_layers(
         for reader in readers:
             reader.replace_source_output(exact.output(0))
         outputs += [mean_square(exact), mean_square(ops.subtract(quantised, exact))]
-    for node in nodes.values():  # only the int8 convolutions read int8 maps
+    for node in nodes.values():  # all nodes except the int8 convolutions read float maps
         if node.get_type_name() == "FakeQuantize":
             for reader in node.output(0).get_target_inputs():
                 if reader.get_node().get_friendly_name() not in layers:
@@ -99,14 +99,14 @@ def sensitive_layers(
     both = ov.Core().compile_model(noise, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     sums = sum(np.array(list(both([image[None]]).values())) for image in evenly_spread(calibration, images))
     signal, noise = np.reshape(sums, (len(layers), 2)).T
-    least = np.finfo(np.float32).tiny  # a layer that is exact in int8, or always 0, comes last
+    least = np.finfo(np.float32).tiny  # layers that are exact in int8, or always 0, come last
     ratios = np.maximum(signal, least) / np.maximum(noise, least)
     names = list(layers)
     return [names[number] for number in np.argsort(ratios, kind="stable")]
 
 
 def _read(model: bytes) -> Any:
-    """The graph for one image at a time, with a head whose operators OpenVINO keeps in float32."""
+    """Read a graph for batches of one image, with a head whose operators OpenVINO keeps in float32."""
     graph = import_openvino().Core().read_model(model)
     size = graph.input(0).partial_shape[2].get_length()
     graph.reshape([1, 1, size, size])
@@ -123,7 +123,7 @@ def _read(model: bytes) -> Any:
 
 
 def _encoder(graph: Any) -> dict[str, Any]:
-    """The names of the nodes that compute the feature map. All others are the head, which stays float32."""
+    """The nodes that compute the feature map, by name. All other nodes are the head, which stays float32."""
     wanted, found = [graph.output("feature_map").get_node()], set()
     while wanted:
         node = wanted.pop()
@@ -169,18 +169,18 @@ def _quantise(
 
 
 def import_nncf() -> Any:
-    """NNCF without telemetry, logging only errors. It imports PyTorch if that is installed, which may warn that CUDA's
-    compiler is there without a GPU."""
+    """Import NNCF without telemetry and warnings. It imports PyTorch if that is installed, which may warn about CUDA's
+    compiler on a machine without a GPU."""
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
     with hidden("openvino_telemetry", "openvino.tools.ovc"):
         nncf = require("nncf", "quantise")
         require("nncf.quantization.range_estimator", "quantise")
-    logging.getLogger("nncf").setLevel(logging.ERROR)  # its own function would change every handler too
+    logging.getLogger("nncf").setLevel(logging.ERROR)  # NNCF's function for this would change all handlers
     return nncf
 
 
 def _save(graph: Any, card: ModelCard, path: Path) -> None:
-    """Write .bin and .xml. Its SHA-256 ties the .bin to the .xml's card, and names an int8 file's embedding space."""
+    """Write .bin and .xml. The .xml's metadata has the SHA-256 of the .bin, which also names int8 embedding spaces."""
     ov = import_openvino()
     with TemporaryDirectory() as folder:
         xml, weights = Path(folder, "model.xml"), Path(folder, "model.bin")

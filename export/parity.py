@@ -1,4 +1,4 @@
-"""Compare two sets of answers to the same images by what a user sees: the neighbours, how well they fit, and how well
+"""Compare two models' answers to the same images by what users see: the neighbours, how well they fit, and how well
 findings are separated."""
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ParityLimits:
     """A file's limits; None means no limit.
 
     Attributes:
-        cosine: The least cosine of an image's two embeddings.
-        overlap: The least share of neighbours in its own gallery that stay the same.
+        cosine: Minimum cosine between the two embeddings of an image.
+        overlap: Minimum share of unchanged neighbours in the file's own gallery.
         cross: The same in the source's gallery.
-        score: The largest difference of a score.
-        ndcg: The largest |difference| of nDCG.
+        score: Maximum difference of a score.
+        ndcg: Maximum absolute difference of nDCG.
         auc: The same for AUC.
     """
 
@@ -41,7 +41,7 @@ class ParityLimits:
     auc: float | None = None
 
     def changed(self, *settings: str) -> ParityLimits:
-        """These limits with those of `NAME=NUMBER` changed. Raises UserError for anything else."""
+        """A copy with the limits in `settings` (`NAME=NUMBER`) changed. Raises UserError for any other text."""
         changes, names = {}, [field.name for field in fields(self)]
         for setting in settings:
             name, _, number = setting.partition("=")
@@ -54,15 +54,15 @@ class ParityLimits:
         return replace(self, **changes)
 
     def for_images(self, card: ModelCard, cases: Cases) -> ParityLimits:
-        """The limits that apply to a model: without findings no scores and no AUC, and without known labels no nDCG."""
+        """The limits that apply: no limits on scores and AUC without findings, none on nDCG without known labels."""
         if card.has_findings:
             return self
         unlabelled = bool(np.isnan(cases.labels).all())
         return replace(self, score=None, auc=None, ndcg=None if unlabelled else self.ndcg)
 
 
-#: By the precision of the file, finest first. Half precision shares a gallery with the float32 file, so `cross` has a
-#: limit; an int8 file has its own gallery.
+#: Limits by precision of the file, finest first. Half precision shares a gallery with the float32 file, so `cross` has
+#: a limit; an int8 file has its own gallery.
 LIMITS = {
     "float32": ParityLimits(cosine=0.999999, score=1e-5),
     "float16": ParityLimits(overlap=0.97, cross=0.95, ndcg=0.002, auc=0.002),
@@ -73,9 +73,9 @@ LIMITS = {
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """Facts about M images; the first `queries` of them search all images but those of their own patient.
+    """Labels and patients of M images. The first `queries` of them search the images of all other patients.
 
-    labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN for a label without one.
+    labels: float32 [M, C] in {1, 0, -1, NaN}; patients: M names; thresholds: C scores, NaN if a label has none.
     """
 
     queries: int
@@ -97,11 +97,11 @@ class Estimate:
     high: float
 
     def share(self) -> str:
-        """The estimate as text, for a share in [0, 1]."""
+        """Format a share in [0, 1]."""
         return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
     def __str__(self) -> str:
-        """The estimate as text with its sign, for a difference."""
+        """Format a difference, with its sign."""
         if math.isnan(self.value):
             return "not defined"
         return f"{self.value:+.4f} [{self.low:+.4f}, {self.high:+.4f}]"
@@ -112,13 +112,13 @@ class Parity:
     """The differences between a file and its source.
 
     Attributes:
-        score_difference: The largest difference of a score, in [0, 1]; NaN without findings.
-        decisions: The share of findings decided alike by the thresholds; NaN without thresholds.
-        overlap: The share of a query's ten nearest neighbours that both find, each in its own embeddings.
-        cross_overlap: The same, with the file's queries in the source's embeddings.
-        ndcg: The file's nDCG minus the source's, over queries with a positive label.
+        score_difference: Maximum difference of a score, in [0, 1]; NaN without findings.
+        decisions: Share of findings for which the thresholds decide the same; NaN without thresholds.
+        overlap: Share of a query's ten nearest neighbours that both find, each among its own embeddings.
+        cross_overlap: The same, but the file's queries search the source's embeddings.
+        ndcg: nDCG of the file minus that of the source, over queries with a positive label.
         ndcg_all: The same over all queries, with the negative class as a label.
-        auc: The file's mean over labels minus the source's, on the queries.
+        auc: Mean AUC over labels of the file minus that of the source, on the queries.
     """
 
     images: int
@@ -136,7 +136,7 @@ class Parity:
 
     @property
     def failures(self) -> tuple[str, ...]:
-        """The figures beyond their limits (NaN too), in words. Empty if the file may be used."""
+        """A description of each figure that misses its limit (as NaN does). Empty if the file may be used."""
         limits, k = self.limits, NEIGHBOURS
         own, cross = self.overlap, self.cross_overlap
         bounds = [
@@ -159,7 +159,7 @@ class Parity:
         return {name: _json(value) for name, value in asdict(self).items()}
 
     def table(self) -> str:
-        """Every figure on its own line, with any limit that it misses."""
+        """The figures as text, one per line, followed by the limits that are missed."""
         k = NEIGHBOURS
         rows = {
             "images": f"{self.images}, of which {self.queries} are queries",
@@ -189,12 +189,12 @@ class Parity:
 
 
 def measure_parity(reference: Outputs, found: Outputs, cases: Cases, limits: ParityLimits) -> Parity:
-    """Compare answers to the same M images, embeddings float32 [M, D] and scores float32 [M, C], with the source's.
+    """Compare a file's answers to M images (embeddings float32 [M, D], scores float32 [M, C]) with the source's.
 
-    Cosines are computed in float64, since the limits are finer than a cosine in float32.
+    Cosines are computed in float64, since the limits are finer than float32 rounding.
 
     Raises:
-        UserError: The answers have other dimensions or labels.
+        UserError: The answers differ in dimensions or labels.
     """
     own, theirs = _unit(reference.embedding), _unit(found.embedding)
     if own.shape != theirs.shape or reference.scores.shape != found.scores.shape:
@@ -236,7 +236,7 @@ def _unit(embedding: NDArray[np.float32]) -> Floats:
 
 
 def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
-    """Positions of the ten nearest images of each query, without its own patient's."""
+    """Positions of the ten nearest images of each query, excluding those of its patient."""
     own, others = metrics.patient_codes(cases.patients[: cases.queries], cases.patients)
     found = []
     for patient, cosines in zip(own, queries @ gallery.T, strict=True):
@@ -276,7 +276,7 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
 
 
 def _size(difference: Estimate) -> tuple[float, str]:
-    """The absolute value, and as text the value or why it is undefined."""
+    """The absolute value, and text: the value with its interval, or why it is undefined."""
     lacking = "none: not defined on these images; give labelled ones (cbmir export: with --images)"
     return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 

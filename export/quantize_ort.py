@@ -1,9 +1,9 @@
 """Post-training int8 for ONNX Runtime: a static QDQ file, activations uint8, weights int8 with one scale per channel.
 
 Only the encoder is quantised; the head (everything after the feature map) stays float32. Tensors that meet in a Concat
-or pass through pooling share one scale, so that these operators copy bytes. A ReLU or a clip is free, since the range
-of the convolution's output ends where it cuts. Operators without an int8 kernel (hard swish, the gates of squeeze and
-excitation) stay float32 between two int8 layers.
+or pass through pooling share one scale, so that these operators only copy bytes. A ReLU or clip is free, since the
+range of the convolution's output ends at its bounds. Operators without an int8 kernel (hard swish, the gates of
+squeeze-and-excitation) stay float32 between int8 layers.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _QUANTISED = ("Conv", "Add", *_ACTIVATIONS, *_SAME_SCALE)
 def to_int8(
     model: bytes, calibration: NDArray[np.uint8], *, keep: Sequence[str] = (), percentile: float | None = None
 ) -> bytes:
-    """The bytes of an int8 file, from those of a float32 file of cbmir.
+    """Convert the bytes of a float32 file of cbmir to those of an int8 file.
 
-    The file has its own embedding space: its name in the card ends with the first digits of the graph's SHA-256.
+    The file has its own embedding space: the fingerprint in its card ends with the first digits of the graph's SHA-256.
 
     Args:
         model: The bytes of a float32 file of `cbmir export`.
-        calibration: Real images, uint8 [M, 1, S, S], that set the ranges of activations.
-        keep: Convolutions that stay in float, the first of `sensitive_layers`.
-        percentile: In (50, 100]: a range is the mean of the images' percentiles. None: it is from the smallest value to
-            the largest.
+        calibration: Real images, uint8 [M, 1, S, S], from which the ranges of activations are taken.
+        keep: Convolutions to keep in float, the first of `sensitive_layers`.
+        percentile: In (50, 100]: a range is the mean of the images' percentiles. None: a range goes from the smallest
+            to the largest value.
 
     Raises:
         UserError: The images, layers or percentile are not valid.
@@ -72,11 +72,11 @@ def to_int8(
 def sensitive_layers(
     model: bytes, calibration: NDArray[np.uint8], *, images: int = 8, percentile: float | None = None
 ) -> list[str]:
-    """The convolutions for `to_int8(keep=…)`, the most sensitive to int8 first.
+    """The convolutions for `to_int8(keep=…)`, most sensitive to int8 first.
 
-    A layer's harm is that of the worst tensor that it reads or writes: the mean change of the embedding, over `images`
-    images, when only that tensor is rounded to int8. So both ends of the worst tensor come first. If both are kept the
-    tensor is float, unless a Concat or a pooling between them keeps it in int8.
+    A layer ranks by the worst tensor that it reads or writes: a tensor's harm is the mean change of the embedding, over
+    `images` images, when only that tensor is rounded to int8. So both ends of the worst tensor come first. If both are
+    kept, the tensor is float, unless a Concat or pooling between them keeps it in int8.
     """
     _checked(model, calibration)
     graph, grids, _ = _calibrated(model, calibration, percentile)
@@ -94,13 +94,13 @@ def sensitive_layers(
 
 
 def _writer(value: ir.Value | None) -> ir.Node | None:
-    """The node that writes a tensor, before its activations."""
+    """The node that writes a tensor, looking through activations."""
     node = value.producer() if value else None
     return _writer(node.inputs[0]) if node and node.op_type in _ACTIVATIONS else node
 
 
 def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
-    """The file's card and head. Raises CardError without them, UserError for images of another size."""
+    """The file's card and head. Raises CardError if they are missing, UserError for images of the wrong size."""
     metadata = read_graph(model).metadata_props
     if CARD_KEY not in metadata or HEAD_KEY not in metadata:
         raise CardError(f"expected a float32 ONNX file of cbmir with {CARD_KEY} and {HEAD_KEY}, found "
@@ -116,7 +116,7 @@ def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
 def _calibrated(
     model: bytes, calibration: NDArray[np.uint8], percentile: float | None
 ) -> tuple[ir.Model, dict[str, Grid], list[str]]:
-    """The float graph to quantise, each activation's grid, and the _ACTIVATIONS that these ranges do not replace."""
+    """The float graph to quantise, the grid of each tensor, and the _ACTIVATIONS that the grids cannot replace."""
     graph = quantisable(model)
     equalise(graph, calibration)
     nodes = [node for node in encoder_nodes(graph) if node.op_type in _QUANTISED]
@@ -134,13 +134,13 @@ def _calibrated(
 
 
 def _tensors(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
-    """The names of the tensors that the nodes read and write, without the graph's inputs and constants."""
+    """The tensors that the nodes read and write, by name, without the graph's inputs and constants."""
     values = (value for node in nodes for value in (*node.inputs, *node.outputs))
     return {value.name: value for value in values if value is not None and value.name and value.producer()}
 
 
 def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """The ranges, with one for all tensors that a node of _SAME_SCALE joins."""
+    """The ranges, where tensors joined by a node of _SAME_SCALE share one range."""
     group = {name: {name} for name in ranges}
     for node in nodes:
         if node.op_type in _SAME_SCALE:
@@ -153,7 +153,7 @@ def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) ->
 
 
 def _grid(low: float, high: float) -> Grid:
-    """Zero is always on the grid, since padding uses it."""
+    """The grid of a range. It always contains zero, which padding uses."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255 or 1.0
     return np.float32(scale), np.uint8(round(-low / scale))
@@ -162,7 +162,7 @@ def _grid(low: float, high: float) -> Grid:
 def _quantise(
     model: ir.Model, grids: dict[str, Grid], image: NDArray[np.uint8], keep: Sequence[str], apart: Sequence[str]
 ) -> ir.Model:
-    """The QDQ graph; the layers `keep` and the activations `apart` stay float operators."""
+    """The QDQ graph, with the layers `keep` and the activations `apart` as float operators."""
     quantization = require("onnxruntime.quantization", "export")
 
     encoder = set(encoder_nodes(model))
@@ -175,7 +175,7 @@ def _quantise(
     with TemporaryDirectory() as folder:
         source, target = Path(folder) / "float.onnx", Path(folder) / "int8.onnx"
         ir.save(model, source)
-        # It needs an image, but the ranges come from `ranges`.
+        # Required, although the scales come from `ranges`.
         one_image = SimpleNamespace(get_next=partial(next, iter([{"image": image}]), None))
         quantization.quantize_static(
             source, target, one_image, quant_format=quantization.QuantFormat.QDQ, op_types_to_quantize=list(_QUANTISED),

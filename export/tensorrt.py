@@ -1,4 +1,4 @@
-"""TensorRT plans from exported ONNX files. TensorRT for RTX can build for a named GPU without having one.
+"""Build TensorRT plans from exported ONNX files. TensorRT for RTX can build for a GPU that the machine does not have.
 
 Networks are strongly typed: a plan computes in the precision of its source file.
 """
@@ -21,31 +21,31 @@ from cbmir.runtime.engines.tensorrt import PlanInfo, sidecar_of
 
 log = logging.getLogger("cbmir")
 
-#: The batch size that a plan is tuned for; it accepts 1 to its largest.
+#: The batch size that a plan is tuned for; it accepts 1 to `max_batch`.
 OPTIMUM = 8
 PRECISIONS = ("float32", "float16")
 
 
 def resolve_target(target: str) -> str:
-    """The name of the target (sm86 …), also for `current`. Raises like `write_plan` if it cannot be built here."""
+    """The name of a target (sm86 …), which may be `current`. Raises like `write_plan` if it cannot be built here."""
     return _builder_for(target)[2]
 
 
 def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> None:
-    """Build a plan from the bytes of a float32 or float16 file of `cbmir export`, and write it with its sidecar beside.
+    """Build a plan from the bytes of a float32 or float16 file of `cbmir export`, and write it and its sidecar.
 
     The sidecar is written first, so that a plan always has one. Until the plan follows, an older plan does not match
-    its SHA-256 and is refused.
+    the SHA-256 in it and is refused.
 
     Args:
         target: A GPU's compute capability (sm75, sm86 …), or `current` for this machine's GPU. TensorRT for RTX builds
-            for any GPU that it knows; TensorRT alone builds only for this machine's GPU.
-        max_batch: The largest batch size.
+            for any GPU that it knows; TensorRT builds only for this machine's GPU.
+        max_batch: The largest batch size that the plan accepts.
 
     Raises:
-        ModelError: TensorRT's parser or builder refuses the file; the message quotes it.
+        ModelError: TensorRT's parser or builder refuses the file; the message quotes its errors.
         CardError: The file has no card.
-        EngineError: The target cannot be built for here.
+        EngineError: Plans for the target cannot be built here.
         MissingDependencyError: TensorRT is not installed.
     """
     if max_batch < 1:
@@ -88,7 +88,7 @@ def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
 
 
 def _builder_for(target: str) -> tuple[Any, str, str]:
-    """TensorRT's module, its flavour, and the target's name. Raises EngineError, MissingDependencyError."""
+    """TensorRT's module, its flavour and the target's name. Raises EngineError, MissingDependencyError."""
     current = target == "current"
     trt, flavour = find_tensorrt() if current else find_tensorrt("tensorrt-rtx", "tensorrt")
     here = current_gpu().target if current or flavour == "tensorrt" else ""
@@ -107,7 +107,7 @@ def _builder_for(target: str) -> tuple[Any, str, str]:
 
 def _parse(trt: Any, builder: Any, logger: Any, model: bytes) -> Any:
     flags = trt.NetworkDefinitionCreationFlag.__members__
-    typed = 1 << int(flags["STRONGLY_TYPED"]) if "STRONGLY_TYPED" in flags else 0  # later versions know no other
+    typed = 1 << int(flags["STRONGLY_TYPED"]) if "STRONGLY_TYPED" in flags else 0  # later versions have no other kind
     network = builder.create_network(typed)
     parser = trt.OnnxParser(network, logger)
     if parser.parse(model):
@@ -119,7 +119,7 @@ def _parse(trt: Any, builder: Any, logger: Any, model: bytes) -> Any:
 
 
 def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:
-    """Check the file's contract as TensorRT reads it; -1 is an open dimension, which only the batch has."""
+    """Check inputs and outputs as TensorRT reads them; -1 is a dynamic dimension, allowed only for the batch."""
     size, dim = card.preprocess.crop, card.embedding_dim
     expected = {
         "image": (trt.uint8, (-1, 1, size, size)),
@@ -141,12 +141,12 @@ def _check_tensors(trt: Any, network: Any, card: ModelCard) -> None:
 def _configure(trt: Any, flavour: str, target: str, builder: Any, image: Any, max_batch: int) -> Any:
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32
-    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)  # scratch memory that a plan may ask for
+    config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, 1 << 30)  # limit of a plan's scratch memory
     profile = builder.create_optimization_profile()
     profile.set_shape(image.name, *((n, *image.shape[1:]) for n in (1, min(OPTIMUM, max_batch), max_batch)))
     config.add_optimization_profile(profile)
     if flavour == "tensorrt-rtx":
-        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # or its work cannot be captured in a CUDA graph
+        config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)  # required for CUDA graphs
         config.num_compute_capabilities = 1
         config.set_compute_capability(trt.ComputeCapability.__members__[target.upper()], 0)
     return config

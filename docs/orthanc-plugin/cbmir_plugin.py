@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: AGPL-3.0-or-later
-# See README.md in this folder: unlike the rest of cbmir this file is under the AGPL, since Orthanc's Python plugin is.
-"""An Orthanc plugin that has each new chest radiograph answered by `cbmir serve`, and keeps the report in its study.
+# See README.md in this folder: unlike the rest of cbmir, this file is under the AGPL, as Orthanc's Python plugin is.
+"""An Orthanc plugin that sends each new chest radiograph to `cbmir serve`, and adds the report to its study.
 
-Orthanc runs it in its own process (setting "PythonScript"), and all that it does is to ask over HTTP: Orthanc needs
-nothing of cbmir, and a model that is slow or away delays no one but this plugin. For research, not for diagnosis.
+Orthanc runs it in its own process (setting "PythonScript"). It only makes HTTP requests, so cbmir need not be installed
+beside Orthanc, and a slow or missing service delays only this plugin. For research, not for diagnosis.
 """
 
 import base64
@@ -18,13 +18,13 @@ import orthanc
 URL = os.environ.get("CBMIR_URL", "http://127.0.0.1:8000")
 TOKEN_FILE = os.environ.get("CBMIR_TOKEN_FILE")
 MODALITIES = ("CR", "DX")
-#: Orthanc's own metadata of an instance (1024 and up are users'): that it was answered, so that none is asked twice.
+#: Metadata of an instance (1024 and up are free for users): it was answered, and is not sent again.
 ANSWERED = "1848"
 TIMEOUT = 60  # seconds
 
 
 def on_change(change, level, resource):
-    """Once nothing of a study has come for "StableAge" seconds: all of its radiographs that have no answer yet."""
+    """Send a study's unanswered radiographs, once none has arrived for "StableAge" seconds."""
     if change != orthanc.ChangeType.STABLE_STUDY:
         return
     for series in json.loads(orthanc.RestApiGet(f"/studies/{resource}/series")):
@@ -35,7 +35,7 @@ def on_change(change, level, resource):
 
 
 def answer(instance):
-    """Ask, and store the structured report beside the image; what is refused (no chest, damaged) is done with too."""
+    """Send an image, and store its structured report. Refused images (not a chest, damaged) also count as answered."""
     try:
         report = ask(orthanc.RestApiGet(f"/instances/{instance}/file"))
     except urllib.error.HTTPError as error:
@@ -53,7 +53,7 @@ def answer(instance):
 
 
 def ask(data):
-    """The report of a DICOM file, base64."""
+    """The report on a DICOM file, in base64."""
     headers = {"Content-Type": "application/dicom"}
     if TOKEN_FILE:
         headers["Authorization"] = f"Bearer {Path(TOKEN_FILE).read_text().strip()}"

@@ -1,7 +1,7 @@
-"""Comparable speed: contenders take turns, round by round, on the same images.
+"""Compare speed: contenders take turns on the same images, in rounds.
 
-The load of a shared machine changes absolute times by a factor of two, but within a round all contenders have much the
-same load. So the figure that counts is the ratio to the baseline in each round, and its spread over the rounds.
+On a shared machine, load changes absolute times by a factor of two, but within a round it is much the same for all
+contenders. So rely on the ratio to the baseline per round, and its spread over the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMPARED = 16
 
 @dataclass(frozen=True)
 class Ratio:
-    """Speed relative to the baseline: median over rounds, 10th and 90th percentile."""
+    """Speed relative to the baseline: median, 10th and 90th percentile over the rounds."""
 
     median: float
     low: float
@@ -40,8 +40,8 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Speed:
-    """A contender at one batch size: median time of a batch over all runs, `p99` (None for fewer than 100 runs), and
-    the median of each round, in order."""
+    """A contender's speed at one batch size: median time per batch over all runs, `p99` (None for fewer than 100 runs),
+    and the median of each round in milliseconds, in order."""
 
     batch: int
     contender: str
@@ -58,9 +58,9 @@ class Entrant:
     """A contender.
 
     Attributes:
-        load_seconds: From opening it to its first answer.
-        peak_memory_mb: The largest memory of its process, over all batch sizes; None if the system does not report it.
-        cosine_distance: The largest 1 - cosine of its embedding and the first contender's; None for random weights.
+        load_seconds: Time from opening to the first answer.
+        peak_memory_mb: Peak memory of its process over all batch sizes; None if the system does not report it.
+        cosine_distance: Maximum of 1 - cosine to the first contender's embeddings; None for random weights.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Entrant:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """The result of a run. `finished` is False if it was stopped before its last round."""
+    """The results of a run. `finished` is False if it was stopped before the last round."""
 
     baseline: str
     finished: bool
@@ -84,13 +84,13 @@ class BenchReport:
     schema: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types under these classes' field names; speeds by batch size, the fastest first."""
+        """JSON types, with the field names as keys; speeds sorted by batch size, fastest first."""
         return asdict(self)
 
 
-#: Batch size, duration -> the seconds of each run.
+#: (batch size, duration in seconds) -> seconds of each run.
 Turn = Callable[[int, float], list[float]]
-#: (batch size, contender) -> round -> the seconds of each run.
+#: (batch size, contender) -> for each round, the seconds of each run.
 Times = dict[tuple[int, str], list[list[float]]]
 
 
@@ -98,16 +98,17 @@ def bench(
     contenders: Sequence[Contender], size: int, *, batches: Sequence[int] = (1, 8), baseline: str | None = None,
     seconds: float = 3.0,
 ) -> BenchReport:  # fmt: skip
-    """Time contenders, which take turns and are in memory together. Ctrl-C after the first round ends the measurement.
+    """Time contenders, which take turns and are all in memory. Ctrl-C after the first round returns partial results.
 
     Args:
-        size: Pixels a side of the images.
+        size: Side of the square images in pixels.
         baseline: The name of a contender; None means the first.
-        seconds: Approximate time of each contender at each batch size.
+        seconds: Approximate time for each contender at each batch size.
 
     Raises:
         EngineError: No contenders, or a batch size below 1.
-        CbmirError: A contender cannot be opened or run. An optional one is left out, with a warning.
+        CbmirError: A contender cannot be opened or run. Optional ones that cannot be opened are left out, with a
+            warning.
     """
     if not contenders or min(batches, default=0) < 1:
         raise EngineError(f"expected contenders and batch sizes of at least 1, found {len(contenders)} and {batches}")
@@ -135,8 +136,8 @@ def bench(
 def take_turns(
     turns: Mapping[str, Turn], batches: Sequence[int], seconds: float, times: Times, rounds: int = ROUNDS
 ) -> None:
-    """Let each contender run each batch size once per round, and add to `times`. Each round starts with another
-    contender, so that the order does not favour one."""
+    """Run each contender at each batch size once per round, and add to `times`. Each round starts with a different
+    contender, so that the order favours none."""
     names = list(turns)
     with tqdm(total=rounds * len(batches) * len(names), desc="Measuring", unit="turn", disable=None) as bar:
         for number in range(rounds):
@@ -149,7 +150,7 @@ def take_turns(
 
 
 def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
-    """Speeds by batch size, the fastest first; batch sizes without a baseline are left out."""
+    """Speeds sorted by batch size, fastest first; batch sizes that the baseline has not run are left out."""
     speeds = [
         _speed(batch, name, rounds, times[batch, baseline])
         for (batch, name), rounds in times.items()
@@ -169,13 +170,13 @@ def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: S
 
 
 def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Speed relative to the baseline, by the rounds that both have."""
+    """Speed relative to the baseline, over the rounds that both have."""
     low, median, high = np.percentile([other / mine for mine, other in zip(own, baseline, strict=False)], (10, 50, 90))
     return Ratio(float(median), float(low), float(high))
 
 
 def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> dict[str, float | None]:
-    """The largest 1 - cosine between each one's embeddings [M, D] and the first one's; None without embeddings."""
+    """Maximum of 1 - cosine between each contender's embeddings [M, D] and the first ones; None without embeddings."""
     first = next((one for one in embeddings.values() if one is not None), None)
     return {
         name: None if own is None or first is None else float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
@@ -184,7 +185,7 @@ def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> di
 
 
 def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
-    """Smooth random images uint8 [count, 1, size, size], always the same. Their content does not change the speed."""
+    """Smooth random images uint8 [count, 1, size, size], always the same. Content does not affect speed."""
     rng = np.random.default_rng(0)
     images = np.empty((count, 1, size, size), np.uint8)
     for image in images:
@@ -196,7 +197,7 @@ def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
 def _open(
     contenders: Sequence[Contender], images: NDArray[np.uint8], stack: ExitStack
 ) -> tuple[dict[str, BenchProcess], dict[str, Opened]]:
-    """Open one after the other, so that each has the machine to itself while it loads."""
+    """Open the contenders one by one, so that each has the machine to itself while it loads."""
     processes, opened = {}, {}
     for contender in tqdm(contenders, desc="Opening", unit="contender", disable=None):
         process = stack.enter_context(BenchProcess(contender, images, compared=COMPARED))

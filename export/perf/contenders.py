@@ -1,7 +1,7 @@
-"""The contenders of `cbmir speed`: cbmir's engines, what an engineer would write by hand, and bare matrix products.
+"""The contenders of `cbmir speed`: cbmir's engines, handwritten code for each library, and bare matrix products.
 
-A contender is a small picklable description. The process that runs it opens it and imports its libraries, so that its
-loading time counts.
+A contender is a small picklable description. Its own process opens it and imports the libraries, so that loading time
+is measured.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Answer = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Contender(ABC):
-    """One contender, with a name that is unique in a run."""
+    """One contender; its name is unique in a run."""
 
     name: str
     #: Whether it has the model's weights, so that embeddings can be compared.
     has_weights: ClassVar[bool] = True
-    #: Whether to leave it out with a warning if it cannot be opened, as for a file of a folder.
+    #: Whether to leave it out with a warning if it cannot be opened: true for files found in a folder.
     optional: bool = field(default=False, kw_only=True)
     threads: int | None = field(default=None, kw_only=True)
 
     @abstractmethod
     def open(self) -> tuple[Answer, EngineHealth]:
-        """Load it in the process that runs it. Raises CbmirError."""
+        """Load it; called in the contender's own process. Raises CbmirError."""
 
 
 @dataclass(frozen=True)
 class ModelContender(Contender):
-    """A model file in one of cbmir's engines; the arguments are those of `open_engine`."""
+    """A model file in one of cbmir's engines; the fields are arguments of `open_engine`."""
 
     path: Path
     engine: str = "auto"
@@ -71,7 +71,7 @@ class OnnxRuntimePeer(Contender):
         options.intra_op_num_threads = self.threads or available_threads()
         session = ort.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
         health = peer_health("onnxruntime", ort.__version__, self.threads, "InferenceSession with default options")
-        names = [output.name for output in session.get_outputs() if output.name != "feature_map"]  # the embedding first
+        names = [output.name for output in session.get_outputs() if output.name != "feature_map"]  # embedding first
         return lambda batch: np.asarray(session.run(names, {"image": batch})[0]), health
 
 
@@ -98,7 +98,7 @@ class OpenVinoPeer(Contender):
 
 @dataclass(frozen=True)
 class TorchPeer(Contender):
-    """The same architecture in inference mode, eager, float32. Random weights do not change the speed."""
+    """The same architecture in PyTorch: inference mode, eager, float32. Random weights do not affect speed."""
 
     has_weights = False
 
@@ -125,8 +125,8 @@ class TorchPeer(Contender):
 
 @dataclass(frozen=True)
 class MatrixPeak(Contender):
-    """No model: one matrix product per image, with as many operations as the model. Its time is the lower bound of the
-    processor's arithmetic, so its ratio to a model's time is the model's share of the peak."""
+    """One matrix product per image with as many operations as the model. Its time is a lower bound for the processor,
+    and its ratio to a model's time is the model's share of the peak."""
 
     has_weights = False
 
@@ -154,9 +154,9 @@ class MatrixPeak(Contender):
 def peer_contenders(
     models: Sequence[Path], card: ModelCard, libraries: Sequence[str], threads: int | None, *, peak: bool = False
 ) -> Iterator[Contender]:
-    """Contenders written by hand in torch, onnxruntime and openvino, those of `libraries`; `peak` adds matrix products.
+    """Handwritten contenders for these `libraries` (torch, onnxruntime, openvino); `peak` adds matrix products.
 
-    Raises ModelError without exactly one float32 .onnx file among the models, which all but torch need.
+    Raises ModelError if there is no float32 .onnx file for the models, which all except torch need.
     """
     for library in libraries:
         if library == "torch":
@@ -174,7 +174,7 @@ def peer_contenders(
 def peer_health(
     library: str, version: str, threads: int | None, reason: str, precision: str = "float32"
 ) -> EngineHealth:
-    """The health of a peer: on the CPU, one batch at a time, with all threads."""
+    """The health of a handwritten contender, which runs one batch at a time on the CPU with all threads."""
     return EngineHealth(
         engine=library, requested=library, reason=reason, device="cpu", precision=precision,
         threads=threads or available_threads(), mode="latency", version=version,
@@ -185,8 +185,7 @@ def model_contenders(
     models: Sequence[Path], *, engines: Sequence[str] = ("auto",), modes: Sequence[Mode] = ("auto",),
     threads: int | None = None,
 ) -> list[ModelContender]:  # fmt: skip
-    """Every model file in every engine and mode; in a folder, each file that this machine can run, the shortest name
-    first.
+    """Every model file in every engine and mode; the files of a folder are optional, shortest name first.
 
     Raises ModelError for a missing file, and for a folder without a model file.
     """
@@ -202,7 +201,7 @@ def model_contenders(
 
 
 def float32_file(models: Sequence[Path]) -> Path:
-    """The float32 .onnx file of these models, which the peers load. Raises ModelError without one."""
+    """The float32 .onnx file of these models, which handwritten contenders load. Raises ModelError if none exists."""
     for path, _ in _files(models):
         file = path.with_name(f"{stem(path)}.onnx")
         if file.is_file():
@@ -213,7 +212,7 @@ def float32_file(models: Sequence[Path]) -> Path:
 
 
 def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether it comes from a folder, so that this machine may be unable to run it."""
+    """Each file, and whether it comes from a folder: this machine need not be able to run those."""
     for path in map(find_model, models):
         if not path.is_dir():
             yield path, False
@@ -227,15 +226,15 @@ def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def count_flops(path: Path) -> int:
-    """Floating-point operations for one image, with a multiply-add as two: convolutions and matrix products, almost all
-    of the work. Raises ModelError for a graph with unknown shapes."""
+    """Floating-point operations per image in convolutions and matrix products, which are almost all of the work; a
+    multiply-add counts as two. Raises ModelError for a graph with unknown shapes."""
     onnx = require("onnx", "export")
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {tensor.name: list(tensor.dims) for tensor in graph.initializer}
-    for value in (*graph.input, *graph.value_info, *graph.output):  # 0 for an unknown side
+    for value in (*graph.input, *graph.value_info, *graph.output):  # 0 for an unknown dimension
         shapes[value.name] = [side.dim_value for side in value.type.tensor_type.shape.dim]
     total = 0
     for node in graph.node:
@@ -244,7 +243,7 @@ def count_flops(path: Path) -> int:
         weight, output = shapes.get(node.input[1], []), shapes.get(node.output[0], [])
         if not weight or not output or 0 in output:
             raise ModelError(f"{path}: the shape of {node.op_type} {node.output[0]} is not known; export it again")
-        # Every output value is a sum over the weight's other dimensions: [M, C / groups, h, w], or the inner one.
+        # An output value sums over C / groups, h and w of a kernel [M, C / groups, h, w], or over the inner dimension.
         transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
         summed = math.prod(weight[1:]) if node.op_type == "Conv" or transposed else weight[-2]
         total += 2 * math.prod(output) * summed

@@ -1,6 +1,6 @@
-"""An object in its own process, idle while others have their turn; for `cbmir speed` a contender.
+"""Objects in their own processes, which are idle between calls; `cbmir speed` runs each contender in one.
 
-Libraries then share no threads or memory, and each contender has its own loading time and peak memory.
+So libraries share no threads or memory, and loading time and peak memory are measured per contender.
 """
 
 from __future__ import annotations
@@ -26,21 +26,20 @@ from cbmir.runtime.engines.base import EngineHealth
 
 
 class RemoteObject(Closing):
-    """Starts a process by spawn, in which `make` (picklable) creates an object; `call` calls its methods. Errors name
-    `name`."""
+    """An object that `make` (picklable) creates in a spawned process; `call` calls its methods. Errors have `name`."""
 
     def __init__(self, name: str, make: Callable[[], object]) -> None:
         self.name = name
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, name, make), daemon=True)
-        with signal_handled(signal.SIGINT, signal.SIG_IGN):  # the parent handles Ctrl-C, and ends this process
+        with signal_handled(signal.SIGINT, signal.SIG_IGN):  # the parent handles Ctrl-C and ends the child
             self._process.start()
-        theirs.close()  # so that a wait for an answer ends with the process
+        theirs.close()  # so that `recv` fails once the process has ended
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method there. Raises the process's CbmirError, and EngineError for any other failure."""
-        with suppress(ConnectionError):  # it has ended, and the pipe holds its error
+        """Call a method in the process. Raises its CbmirError, or EngineError for any other failure."""
+        with suppress(ConnectionError):  # the process has ended; the pipe holds its error
             self._pipe.send((method, arguments))
         try:
             answer = self._pipe.recv()
@@ -61,7 +60,7 @@ class RemoteObject(Closing):
 
 
 def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
-    """The process of a `RemoteObject`: answers until the parent stops or dies, or something fails."""
+    """The main function of a `RemoteObject`'s process: answers calls until the parent ends or a call fails."""
     try:
         made = make()
         while True:
@@ -71,14 +70,14 @@ def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
         pass
     except CbmirError as error:
         pipe.send(error)
-    except Exception as error:  # noqa: BLE001  whatever a library raises is told by the parent
+    except Exception as error:  # noqa: BLE001  the parent reports any error of a library
         pipe.send(EngineError(f"{name}: {type(error).__name__}: {error}"))
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """An opened contender: `seconds` until its first answer, including the import of its library, and its `embedding`
-    of the `compared` images, float32 [M, D] (None for random weights)."""
+    """Facts about an opened contender: `seconds` until its first answer, with the import of its library, and the
+    `embedding` float32 [M, D] of the first M images (None for random weights)."""
 
     health: EngineHealth
     seconds: float
@@ -86,7 +85,7 @@ class Opened:
 
 
 class RunningContender:
-    """An open contender. `images` is uint8 [M, 1, S, S]; a batch is its first images."""
+    """An open contender. `images` is uint8 [M, 1, S, S]; a batch of N is the first N images."""
 
     def __init__(self, contender: Contender, images: NDArray[np.uint8], compared: int) -> None:
         self._images = images
@@ -106,26 +105,26 @@ class RunningContender:
 
 
 class BenchProcess(RemoteObject):
-    """A `RunningContender` in its own process. `peak_bytes` is its largest memory."""
+    """A `RunningContender` in its own process. `peak_bytes` is the peak memory of that process."""
 
     def __init__(self, contender: Contender, images: NDArray[np.uint8], *, compared: int = 16) -> None:
         super().__init__(contender.name, partial(RunningContender, contender, images, compared))
         self.peak_bytes: int | None = None
 
     def opened(self) -> Opened:
-        """Wait for the contender's first answer. Raises what opening it raised."""
+        """Wait for the contender's first answer. Raises the error of opening it."""
         return cast(Opened, self.call("opened"))
 
     def turn(self, batch: int, seconds: float) -> list[float]:
-        """Run batches for about this long, at least one, and return the seconds of each. Raises what running raised."""
+        """Run at least one batch, for about `seconds`, and return the seconds of each. Raises the error of running."""
         times: list[float]
         times, self.peak_bytes = self.call("turn", batch, seconds)
         return times
 
 
 def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], float] = time.perf_counter) -> list[float]:
-    """Seconds of each run, at least one, until `seconds` have passed. The first run is not counted, since another
-    contender has used the processor and its caches."""
+    """Repeat `run` until `seconds` have passed, and return the seconds of each run, at least one. A first run is not
+    counted, since another contender has just used the processor's caches."""
     run()
     times: list[float] = []
     started = now = clock()
@@ -137,8 +136,8 @@ def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], flo
 
 
 def memory() -> dict[str, int]:
-    """Bytes by the names of /proc/self/status, if it exists: VmRSS now, RssAnon (its own) and RssFile (mapped), and
-    VmHWM at its peak. (getrusage's ru_maxrss begins at the parent's size.)"""
+    """Bytes by name from /proc/self/status, or {} without it: VmRSS is the current memory, RssAnon its private and
+    RssFile its mapped part, VmHWM the peak. (getrusage's ru_maxrss starts at the parent's size.)"""
     status = Path("/proc/self/status")
     lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[-1] == "kB"}

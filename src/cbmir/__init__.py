@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from cbmir.runtime.finder import Finder
 
-# Since 1.29 ONNX Runtime reports sessions and models to its maker unless this is set before its import
-# (microsoft/onnxruntime#27379): nothing of a hospital's machine is to leave it unasked.
+# Since 1.29 ONNX Runtime reports sessions and models to Microsoft unless this is set before its import
+# (microsoft/onnxruntime#27379). A hospital's machine must not send data unasked.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __version__ = "0.2.0"
@@ -30,8 +30,8 @@ def load(model: str | Path, gallery: str | Path | None = None, **options: Any) -
 
     Args:
         model: A model file, a folder that `cbmir export` wrote, or `starter`, the model that comes with cbmir.
-        gallery: A gallery's folder, or a `milvus:` place.
-        **options: Those of `cbmir.runtime.Finder.open`, which also lists the errors.
+        gallery: A gallery's folder, or a `milvus:` address.
+        **options: See `cbmir.runtime.Finder.open`, which also lists the errors.
     """
     from cbmir.runtime.finder import Finder
 

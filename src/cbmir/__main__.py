@@ -1,4 +1,4 @@
-"""`python -m cbmir` is the command `cbmir`."""
+"""`python -m cbmir` runs the command `cbmir`."""
 
 from cbmir.cli import main
 

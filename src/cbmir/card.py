@@ -1,7 +1,7 @@
-"""The model card: what a model file says about itself. It is stored inside the file.
+"""The model card, which describes a model and is stored inside the model file.
 
 In an ONNX file it is the `metadata_props` entry `cbmir.card`. The entry `cbmir.head` beside it has the proxies (or the
-classifier's weights) that evidence maps need. Files without a card, or with a card of a newer schema, are refused.
+classifier's weights) that evidence maps need. Files without a card, or with a card of another schema, are refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ INTENDED_USE_WITHOUT_FINDINGS = (
     "Decision support for research: finds similar chest radiographs. It scores no findings, since it was not trained "
     "on labels of this data. It is not a medical device and must not be used for diagnosis or treatment."
 )
-BALANCED = "balanced"  # the operating point that decides unless another is chosen
-#: The warning of an embedding model, so that an answer without findings is not taken for a healthy image.
+BALANCED = "balanced"  # the default operating point
+#: The warning of embedding models, so that an answer without findings is not mistaken for a healthy image.
 WITHOUT_FINDINGS = "This model scores no findings: it only finds similar images."
-#: The warning of a model that was trained on drawings.
+#: The warning of models that were trained on drawings.
 OF_PHANTOMS = "This model was trained on drawings (phantoms): its answers about real images mean nothing."
 NOT_A_DEVICE = "Research use only. Not a medical device, not for diagnosis."
 
@@ -58,7 +58,7 @@ class _Counts(TypedDict, total=False):
 
 
 class _Training(TypedDict, total=False):
-    """The fields of a card's `training` that are read; it may hold more."""
+    """The fields of a card's `training` that cbmir reads; others are allowed."""
 
     source: str
     loss: str
@@ -102,9 +102,9 @@ class Calibration:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold of one label, and the shares in [0, 1] that the validation split gave with it.
+    """A threshold for one label, and the shares in [0, 1] that it gives on the validation split.
 
-    A predictive value is None if no image was predicted to have the label, or all were.
+    The positive (negative) predictive value is None if no image (every image) was predicted to have the label.
     """
 
     threshold: float
@@ -116,20 +116,20 @@ class OperatingPoint:
 
 @dataclass(frozen=True)
 class ModelCard:
-    """Everything that users of the model file must know.
+    """The metadata of a model file.
 
     Attributes:
         head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, METHOD "Scores"), `linear`
-            (score = sigmoid of the classifier's logit), in benchmarks `hash` (binary codes), or `none`: an embedding
-            model, which has no labels and gives no scores.
+            (score = sigmoid of the classifier's logit), `hash` (binary codes, only in benchmarks), or `none` for an
+            embedding model, which has no labels or scores.
         proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.
-        thresholds: For each label, or None if the validation split lacks positive or negative images: such a finding
-            has no decision. Those of the operating point `balanced`, unless `at` chose another.
-        calibration: For each label, or None for the same reason.
-        fingerprint: Names the embedding space: only vectors with the same fingerprint can be compared.
+        thresholds: One per label, of the operating point `balanced` unless `at` chose another. None if the validation
+            split lacks positive or negative images: such a finding is not decided.
+        calibration: One per label, or None for the same reason.
+        fingerprint: The name of the embedding space: only vectors with the same fingerprint can be compared.
         metrics: Name -> {"value", "low", "high"} (95% bootstrap interval over patients).
-        operating_points: Name (`cbmir.choices.OPERATING_POINTS`) -> a point for each label, or None for the same
-            reason. Empty if the model has no scores.
+        operating_points: Name (`cbmir.choices.OPERATING_POINTS`) -> a point per label, or None for the same reason.
+            Empty if the model has no scores.
     """
 
     labels: LabelSet
@@ -172,25 +172,26 @@ class ModelCard:
 
     @property
     def has_findings(self) -> bool:
-        """Whether the model scores findings; with head `none` it only gives embeddings."""
+        """Whether the model scores findings; with the head `none` it only returns embeddings."""
         return len(self.labels) > 0
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences that must stand in every answer of this model."""
+        """Warnings that every answer of this model must include."""
         found = {OF_PHANTOMS: self.training.get("source") == "phantom", WITHOUT_FINDINGS: not self.has_findings}
         return tuple(note for note, holds in found.items() if holds)
 
     @property
     def weights(self) -> str:
-        """Names the weights in any file. `fingerprint` differs in distilled models (the teacher's) and int8 files."""
+        """The fingerprint of the weights, the same in every file of a model. `fingerprint` differs from it in distilled
+        models (it is the teacher's) and int8 files."""
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
 
     def at(self, operating_point: str) -> ModelCard:
         """A copy with the thresholds of an operating point.
 
         Raises:
-            UserError: The model has no operating point of this name. Every model has `balanced`.
+            UserError: The model does not have this operating point. Every model has `balanced`.
         """
         if operating_point not in self.operating_points:
             if operating_point == BALANCED:
@@ -212,11 +213,11 @@ class ModelCard:
 
     @classmethod
     def loads(cls, text: str, source: str = "model card") -> ModelCard:
-        """Parse a card. `source` names it in messages.
+        """Parse a card. `source` is its name in messages.
 
         Raises:
-            CardError: Damaged JSON, missing or unknown fields, another schema, or a value that is not as expected: the
-                message names its field.
+            CardError: Damaged JSON, missing or unknown fields, another schema, or an unexpected value; the message
+                names the field.
         """
         try:
             data = parse_json(text)

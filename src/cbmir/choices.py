@@ -1,15 +1,15 @@
-"""The choices of the command line and of Python, without importing the libraries behind them."""
+"""Choices of the command line and the Python API, here so that they do not need the libraries behind them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-#: What runs a model. `auto` picks one that this machine really has, and says why.
+#: Engines that run a model. `auto` picks one that works on this machine, and reports why.
 ENGINES = ("auto", "onnxruntime", "onnxruntime-cuda", "onnxruntime-tensorrt", "openvino", "tensorrt")
 Mode = Literal["auto", "latency", "throughput"]
-#: How an engine uses its threads: all of them for a batch at once, or one for each of its images.
+#: How an engine uses its threads: all for one batch (latency), or one per image of the batch (throughput).
 MODES: tuple[Mode, ...] = ("auto", "latency", "throughput")
-#: The losses of `cbmir train --loss`, each with the options that mean nothing with it.
+#: The losses of `cbmir train --loss`, each with the options that have no effect with it.
 TRAINING_LOSSES: dict[str, tuple[str, ...]] = {
     "proxy": (),
     "bce": ("sigma", "proxies_per_class", "negative_proxies"),
@@ -17,7 +17,7 @@ TRAINING_LOSSES: dict[str, tuple[str, ...]] = {
     "proxy-anchor": ("proxies_per_class", "class_weights"),
     "soft-ndcg": (),
 }
-#: The recipes of `cbmir train --recipe`: options that go together. The first is the default.
+#: The recipes of `cbmir train --recipe`, sets of options. The first is the default.
 RECIPES: dict[str, dict[str, object]] = {
     "paper": {
         "loss": "proxy", "linear_fit": False, "epochs": 50, "patience": 10, "batch_size": 48, "lr": 1e-4,
@@ -28,9 +28,9 @@ RECIPES: dict[str, dict[str, object]] = {
         "weight_decay": 0.05, "schedule": "cosine", "average": 0.99, "augment": "full", "head_rate": 10.0,
     },
 }  # fmt: skip
-#: How a gallery is searched: image by image, or by an index of vectors in one of two widths.
+#: How a gallery is searched: by comparing every image, or with an index of bf16 or int8 vectors.
 INDEX_SETTINGS = ("auto", "exact", "bf16", "int8")
-#: Which of a model's thresholds decide (`cbmir.training.metrics.operating_points` chooses them).
+#: Sets of a model's thresholds (`cbmir.training.metrics.operating_points` computes them).
 OPERATING_POINTS = ("sensitive", "balanced", "specific")
 #: The order of an answer's neighbours: by distance, or by expected agreement with the query's findings.
 Rank = Literal["nearness", "findings"]

@@ -1,6 +1,6 @@
-"""Every error that cbmir raises on purpose.
+"""The errors that cbmir raises on purpose.
 
-A message says what was expected, what was found, and what to do. A `UserError` concerns what was given to cbmir.
+A message says what was expected, what was found, and what to do. A `UserError` is about the user's input.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ class CbmirError(Exception):
 
 
 class UserError(CbmirError):
-    """Something given to cbmir was not as expected."""
+    """An input, option or environment that is not as expected."""
 
     exit_code = 2
 
 
 class ImageError(UserError):
-    """An image that cannot be analysed. `reason` is a short reason that names nothing of the image, for counts."""
+    """An image that cannot be analysed. `reason` is a short category for counts, without data of the image."""
 
     reason = "image"
 
 
 class NotAnImageError(ImageError):
-    """Missing, empty, or not in an image format that cbmir reads."""
+    """A file that is missing, empty, or not in an image format that cbmir reads."""
 
     reason = "no image"
 
 
 class DamagedImageError(ImageError):
-    """The format is known, but the content is damaged or cut off."""
+    """An image in a known format whose content is damaged or cut off."""
 
     reason = "damaged"
 
 
 class ImageSizeError(ImageError):
-    """Too many or too few pixels, or an absurd aspect ratio."""
+    """An image with too many or too few pixels, or an absurd aspect ratio."""
 
     reason = "size"
 
 
 class BlankImageError(ImageError):
-    """A single grey value everywhere: nothing to analyse."""
+    """An image with a single grey value."""
 
     reason = "blank"
 
 
 class DecodingError(ImageError):
-    """Decoding takes more time or memory than any X-ray needs, or crashes the decoder."""
+    """An image that takes more time or memory to decode than any X-ray needs, or crashes the decoder."""
 
     reason = "decoding"
 
@@ -60,7 +60,7 @@ class DecodingError(ImageError):
 class DicomImageError(ImageError):
     """A DICOM object that is not one frontal chest radiograph, or whose tags contradict each other.
 
-    `reason` is the keyword of the tag that decided, if one did.
+    `reason` is the keyword of the tag that caused the refusal, if there is one.
     """
 
     def __init__(self, message: str, reason: str = "not a DICOM radiograph") -> None:
@@ -77,7 +77,7 @@ class SplitError(UserError):
 
 
 class RunError(UserError):
-    """A RUN folder that is missing, unfinished or does not fit."""
+    """A RUN folder that is missing, unfinished or does not match."""
 
 
 class EncoderError(UserError):
@@ -85,15 +85,15 @@ class EncoderError(UserError):
 
 
 class ModelError(UserError):
-    """A model file that is missing or not cbmir's."""
+    """A model file that is missing or not from cbmir."""
 
 
 class CardError(ModelError):
-    """No model card, a damaged one, or one of a newer schema."""
+    """A model card that is missing, damaged or of another schema."""
 
 
 class EngineError(UserError):
-    """An engine or device that was requested and is not available."""
+    """A requested engine or device that is not available."""
 
 
 class GalleryError(UserError):
@@ -109,19 +109,19 @@ class RankError(GalleryError):
 
 
 class PacsError(UserError):
-    """An address or certificate of the PACS that does not work."""
+    """A PACS address or certificate that does not work."""
 
 
 class PacsAwayError(PacsError):
-    """The PACS cannot be reached, or refuses every request, at this moment."""
+    """The PACS cannot be reached at the moment, or refuses every request."""
 
 
 class AnswerSizeError(PacsError):
-    """An answer of the PACS that exceeds its limit."""
+    """A response of the PACS that is larger than allowed."""
 
 
 class QueueError(UserError):
-    """The queue's folder is in use, damaged, or cannot be written to."""
+    """A queue folder that is in use, damaged or not writable."""
 
 
 class MissingDependencyError(UserError):
@@ -129,7 +129,7 @@ class MissingDependencyError(UserError):
 
 
 class NotReadyError(CbmirError):
-    """No model is open: not yet, or no longer."""
+    """No model is open yet, or it was closed."""
 
 
 class QueueFullError(CbmirError):
@@ -137,15 +137,15 @@ class QueueFullError(CbmirError):
 
 
 class DeliveryError(CbmirError):
-    """A result that its receiver did not accept."""
+    """The receiver did not accept a result."""
 
 
 class DeliveryAwayError(DeliveryError):
-    """The receiver cannot be reached, or accepts nothing at this moment."""
+    """The receiver cannot be reached at the moment, or accepts nothing."""
 
 
 class DownloadError(CbmirError):
-    """A file that its publisher's server does not deliver, or delivers damaged."""
+    """A publisher's server does not deliver a file, or delivers it damaged."""
 
 
 class WorkerError(CbmirError):
@@ -157,17 +157,17 @@ class ParityError(CbmirError):
 
 
 class TrainingError(CbmirError):
-    """Training reached NaN or another state that it cannot recover from."""
+    """Training reached NaN or another state from which it cannot recover."""
 
 
 def installing(*extras: str) -> str:
-    """How to install one of these extras of cbmir, in words that are right with and without a clone."""
+    """Text that says how to install one of these extras of cbmir, with and without a clone."""
     names = " or ".join(f'"{extra}"' for extra in extras)
     return f"""install cbmir's extra {names} (from a clone: pip install ".[{extras[0]}]")"""
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional module, or raise `MissingDependencyError` that says how to install it."""
+    """Import an optional module. Raises MissingDependencyError, which says how to install it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

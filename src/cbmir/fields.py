@@ -1,4 +1,4 @@
-"""Values of annotated types from untrusted JSON: each field of a dataclass, at any depth, or an error that names it."""
+"""Convert untrusted JSON to annotated types, dataclasses of any depth included. Errors name the field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a finite number"
 
 @dataclass(frozen=True)
 class Within:
-    """In `Annotated`: the smallest and the largest number that a field may have."""
+    """The range of a number, for use in `Annotated`. Both ends are allowed."""
 
     low: float
     high: float = math.inf
@@ -26,14 +26,14 @@ def from_json(kind: Callable[..., _T], value: Any, where: str = "") -> _T:
     """Convert a JSON value to a type.
 
     Args:
-        kind: A dataclass, a TypedDict (which may hold more than it names), `tuple[X, ...]`, `dict[str, X]`, a Literal,
-            an optional type, a simple one, or Any, which is any JSON without NaN and infinity. `Annotated` may add a
-            `Within`, a TypedDict that an object must fit too, or a function that checks the value and takes its name.
+        kind: A dataclass, a TypedDict (which allows further keys), `tuple[X, ...]`, `dict[str, X]`, a Literal, an
+            optional type, a simple type, or Any: any JSON without NaN and infinity. `Annotated` may add a `Within`, a
+            TypedDict that an object must also match, or a function of the value and its name that checks the value.
         where: The name of the value in messages.
 
     Raises:
-        ValueError: Names the field, what was expected and what was found. Errors of a dataclass's own checks pass
-            through.
+        ValueError: The message names the field, what was expected and what was found. Errors of a dataclass's own
+            checks are not changed.
     """
     made: _T = _made(kind, value, where)
     return made
@@ -46,7 +46,7 @@ def _made(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is Annotated:
         return _annotated(inner, value, where)
-    if origin in (Union, types.UnionType):  # of a type and None
+    if origin in (Union, types.UnionType):  # X | None
         return None if value is None else _made(next(one for one in inner if one is not type(None)), value, where)
     if origin is Literal:
         if not isinstance(value, str | int) or value not in inner:

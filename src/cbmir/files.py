@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, private files, and secrets that only their owner can read."""
+"""Write files completely or not at all, write private files, and read secrets."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from cbmir.errors import UserError
 
-_MOST_BYTES = 4096  # of a secret
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a formula starts, after any apostrophes
+_MOST_BYTES = 4096  # limit for a secret
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # first characters of a formula, after any apostrophes
 
 
 @contextmanager
@@ -23,7 +23,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
     """Yield a temporary path in the same folder, which replaces `path` when the block ends without an error.
 
     Args:
-        private: Only its owner can read the file, which holds patient data (POSIX).
+        private: Make the file readable by its owner only, since it holds patient data (POSIX).
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
@@ -36,7 +36,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files in a folder; files that another process removes at the same time count as 0."""
+    """Total bytes of the files in a folder; files that another process removes meanwhile count as 0."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -46,7 +46,7 @@ def folder_size(folder: Path) -> int:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, are on the disk."""
+    """Flush a file's bytes, or a folder's entries, to the disk."""
     if path.is_dir() and sys.platform == "win32":
         return
     descriptor = os.open(path, os.O_RDONLY)
@@ -73,7 +73,7 @@ def write_json(path: Path, data: Any, *, private: bool = False) -> None:
 
 
 def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = False) -> None:
-    """Write a table in UTF-8 with its cells `defused`; `private` as in `replacing`."""
+    """Write a CSV table in UTF-8 with `defused` cells; `private` as in `replacing`."""
     with replacing(path, private=private) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         csv.writer(stream, lineterminator="\n").writerows(
             [defused(str(cell)) if isinstance(cell, str | Path) else cell for cell in row] for row in rows
@@ -81,7 +81,7 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = Fals
 
 
 def defused(cell: str) -> str:
-    """The text of a cell, with an apostrophe before a text that a spreadsheet would run as a formula. Numbers stay."""
+    """The text of a cell, after an apostrophe if a spreadsheet would run it as a formula. Numbers stay unchanged."""
     if not cell.lstrip("'").startswith(_FORMULA):
         return cell
     try:
@@ -97,16 +97,16 @@ def undefused(cell: str) -> str:
 
 
 def read_secret(place: str, what: str, advice: str, error: type[UserError] = UserError) -> bytes:
-    """Read a secret, without surrounding white space. No message quotes it.
+    """Read a secret, without surrounding whitespace. No message quotes it.
 
     Args:
-        place: A file, or an environment variable as `env:NAME`.
+        place: A file, or `env:NAME` for an environment variable.
         what: The name of the secret in messages.
-        advice: How to get one, in messages.
-        error: The error to raise.
+        advice: Advice on how to get one, for messages.
+        error: The class of the error to raise.
 
     Raises:
-        UserError: As `error`: it is missing, longer than 4,096 bytes, or in a file that others may read (POSIX).
+        UserError: `error`, if it is missing, longer than 4,096 bytes, or in a file that others may read (POSIX).
     """
     if place.startswith("env:"):
         name = place.removeprefix("env:")
@@ -117,7 +117,7 @@ def read_secret(place: str, what: str, advice: str, error: type[UserError] = Use
     else:
         try:
             with Path(place).open("rb") as file:
-                # Of the file that is read, whatever its name leads to a moment later.
+                # Check the open file: the path may be replaced meanwhile.
                 if os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077:
                     raise error(f"{place}: expected {what} in a file that only its owner may read, found one open to "
                                 f"others; run: chmod 600 {place}")  # fmt: skip

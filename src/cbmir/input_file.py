@@ -1,5 +1,5 @@
-"""Untrusted files: only regular files are opened, within limits on bytes and on the depth of JSON. A refusal is an
-OSError or a ValueError, as for any file that cannot be read.
+"""Read untrusted files: only regular files, with limits on bytes and on the depth of JSON. A refusal is an OSError or a
+ValueError, as for any unreadable file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-MOST_JSON = 32 * 2**20  # bytes; the annotations of a data set have a few million
-MOST_TABLE = 2**30  # bytes of a table, unpacked: 400,000 reports have less than half of it
-MOST_MODEL = 16 * 2**30  # bytes of a model file: an ONNX file has 2 GiB at most, a plan of a large model more
+MOST_JSON = 32 * 2**20  # bytes; a data set's annotations have a few million
+MOST_TABLE = 2**30  # bytes of an unpacked table; 400,000 reports need less than half of it
+MOST_MODEL = 16 * 2**30  # bytes of a model file; an ONNX file has at most 2 GiB, a plan of a large model more
 _DEEPEST = 64  # levels of lists and objects; cbmir's own files have fewer than ten
 _BLOCK = 2**20
-# Neither waits for a pipe's writer nor takes a terminal; Windows has the last of them alone.
+# Do not wait for a pipe's writer or take control of a terminal. Windows only has O_BINARY.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 
@@ -28,13 +28,13 @@ def open_input(path: str | Path) -> BinaryIO:
     """Open a regular file for reading.
 
     Raises:
-        OSError: The file does not exist, is a folder, a device, a pipe or a socket, or cannot be read.
-        ValueError: No file can have this name.
+        OSError: The file does not exist, cannot be read, or is a folder, device, pipe or socket.
+        ValueError: The name is not valid.
     """
-    _check_regular(Path(path).stat().st_mode, path)  # before it is opened: some devices act on that
+    _check_regular(Path(path).stat().st_mode, path)  # before opening: some devices react to that
     descriptor = os.open(path, _FLAGS)
     try:
-        _check_regular(os.fstat(descriptor).st_mode, path)  # of what is read, whatever the name leads to now
+        _check_regular(os.fstat(descriptor).st_mode, path)  # the open file: the path may have changed
         return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -53,7 +53,7 @@ def read_input(path: str | Path, most: int) -> bytes:
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(min(size, most) + 1)
-        if len(data) > size:  # it grows, or is of a file system that does not know the size
+        if len(data) > size:  # it is growing, or its file system does not report sizes
             data += stream.read(max(most + 1 - len(data), 0))
     if len(data) > most:
         raise _too_large(path, most)
@@ -77,8 +77,8 @@ def input_digest(path: str | Path, most: int) -> str:
 
 
 def read_unpacked(path: Path, most: int = MOST_TABLE) -> bytes:
-    """The bytes of a regular file, unpacked if its name ends in `.gz`. Raises as `read_input`, also for the unpacked
-    bytes, and ValueError for a damaged archive."""
+    """The bytes of a regular file, unpacked if its name ends in `.gz`. Raises as `read_input`, where `most` also limits
+    the unpacked bytes, and ValueError for a damaged archive."""
     data = read_input(path, most)
     if path.suffix.lower() != ".gz":
         return data
@@ -106,7 +106,7 @@ def read_json(path: str | Path) -> Any:
 
 def parse_json(text: str, errors: str = "strict") -> Any:
     """The value of a JSON text. Raises ValueError for invalid JSON, JSON that is nested too deeply, and lone
-    surrogates; `errors="surrogateescape"` accepts those of file names that are not UTF-8."""
+    surrogates; `errors="surrogateescape"` accepts surrogates from file names that are not UTF-8."""
     if len(text) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON:,} characters")
     try:
@@ -121,6 +121,6 @@ def parse_json(text: str, errors: str = "strict") -> Any:
             break
     else:
         raise ValueError(f"lists and objects nested more than {_DEEPEST} deep")
-    if "\\u" in text:  # half of a pair of surrogates is no character, and no file can hold it
+    if "\\u" in text:  # a lone surrogate is not a character, and cannot be written to a file
         json.dumps(value, ensure_ascii=False).encode("utf-8", errors)
     return value

@@ -12,7 +12,7 @@ from typing import Any
 from cbmir.errors import ManifestError
 from cbmir.text_table import MISSING_WORDS
 
-#: The label of the negative class ("negative proxies" in the paper); never a column of a manifest.
+#: The name of the negative class ("negative proxies" in the paper); never a column of a manifest.
 NO_FINDING = "No Finding"
 
 
@@ -25,8 +25,8 @@ class Code:
     meaning: str
 
 
-# SNOMED CT, or DICOM's own code if it has the radiograph's term (PS3.16 CID 6104). Only concepts that mean the label
-# itself are listed, never a near one: a widened mediastinum is no enlarged cardiomediastinum.
+# SNOMED CT, or DICOM's own code if there is one for radiographs (PS3.16 CID 6104). Only concepts that mean exactly the
+# label are listed, never a similar one: a widened mediastinum is not an enlarged cardiomediastinum.
 _CODES = {
     "Atelectasis": Code("SCT", "46621007", "Atelectasis"),
     "Cardiomegaly": Code("SCT", "8186001", "Cardiomegaly"),
@@ -44,23 +44,23 @@ _CODES = {
     "Pneumothorax": Code("SCT", "36118008", "Pneumothorax"),
 }
 
-#: NIH ChestX-ray14 in the order of its paper. The 13 most common leave Hernia out.
+#: NIH ChestX-ray14 in the order of its paper. NIH_13, the most common ones, leaves out Hernia.
 NIH_14 = (
     "Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax",
     "Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia",
 )  # fmt: skip
 NIH_13 = NIH_14[:-1]
 
-#: CheXpert's nine most common pathologies, named as in its CSV: EC, CM, LO, ED, CS, PNA, AT, PTX, PE in the paper.
+#: CheXpert's nine most common pathologies, named as in its CSV; EC, CM, LO, ED, CS, PNA, AT, PTX, PE in the paper.
 CHEXPERT_9 = (
     "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Edema", "Consolidation", "Pneumonia",
     "Atelectasis", "Pneumothorax", "Pleural Effusion",
 )  # fmt: skip
 
-# What people write for it, as `label_key` has it.
+# Other names for it, as returned by `label_key`.
 _NO_FINDING_KEYS = {"no finding", "no findings", "nofinding", "normal", "healthy"}
 
-# Other spellings, as `label_key` has them.
+# Other spellings, as returned by `label_key`.
 _ALIASES = {
     "pleural effusion": "Effusion",
     "pulmonary edema": "Edema",
@@ -70,37 +70,37 @@ _ALIASES = {
 
 
 def label_key(name: str) -> str:
-    """The key that distinguishes labels: case, blanks, hyphens and underscores are ignored."""
+    """The key by which labels are compared: in one case, with one space for hyphens, underscores and spaces."""
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
 def means_no_finding(name: str) -> bool:
-    """Whether a label is "No Finding" in another spelling ("no_finding"), or another word for it ("normal")."""
+    """Whether a label is "No Finding" in any spelling ("no_finding"), or another word for it ("normal")."""
     return label_key(name) in _NO_FINDING_KEYS
 
 
 def resembles_no_finding(name: str) -> bool:
-    """Whether a label begins like "No Finding" or "normal" ("Normal study"), and may mean it."""
+    """Whether a label begins with "no" or "normal" ("Normal study"), and so may mean "No Finding"."""
     return f"{label_key(name)} ".startswith(("normal", "no "))
 
 
 _CANONICAL = {label_key(name): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIASES
 
 
-@lru_cache(maxsize=1024)  # it is asked for each label of each similar image
+@lru_cache(maxsize=1024)  # called for each label of each similar image
 def canonical(name: str) -> str:
-    """The name that cbmir uses for a finding that data sets spell differently; unknown names stay as they are."""
+    """The name that cbmir uses for a finding that data sets spell differently; unknown names stay unchanged."""
     return _CANONICAL.get(label_key(name), name)
 
 
 def spelled(label: str) -> str:
-    """A label as people write it within a text: `Pleural thickening`."""
+    """A label as written in running text: `Pleural thickening`."""
     first, *rest = label.replace("_", " ").split(" ")
     return " ".join([first, *(word.lower() if word.istitle() else word for word in rest)])
 
 
 def code_for(name: str) -> Code | None:
-    """The standard code of a finding, or None if no concept means exactly that."""
+    """The standard code of a finding, or None if no concept means exactly this finding."""
     return _CODES.get(canonical(name))
 
 
@@ -113,7 +113,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The findings of a model or a manifest, in their fixed order. Only embedding models have none."""
+    """The findings of a model or a manifest, in a fixed order. It is empty only for embedding models."""
 
     names: tuple[str, ...]
 
@@ -140,7 +140,7 @@ class LabelSet:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, by its name or by its name in other data sets. Raises ManifestError if unknown."""
+        """Position of a label, which may have its name in another data set. Raises ManifestError if unknown."""
         if name in self.names:
             return self.names.index(name)
         wanted = canonical(name)

@@ -1,4 +1,4 @@
-"""Public names of a package that are imported on first use, since they need an extra or load slowly."""
+"""Import public names of a package on first use, since they need an extra or load slowly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbmir.errors import require
 def lazy_imports(
     package: str, modules: Mapping[str, str], needs: tuple[str, str] | None = None
 ) -> Callable[[str], object]:
-    """A package's `__getattr__` (PEP 562); `modules` has for each public name the module that defines it. `needs`: a
+    """A package's `__getattr__` (PEP 562). `modules` maps each public name to the module that defines it. `needs` is a
     module that all of them need, and the extra that installs it."""
 
     def find(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The machine of a measurement: its processor and the versions of the installed packages."""
+"""Describe the machine of a measurement: its processor and the versions of installed packages."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 from cbmir.process import available_threads
 
-#: What a processor says of its matrix and vector instructions, the ones that decide a model's speed.
+#: The processor flags for matrix and vector instructions that determine a model's speed.
 _FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512_vnni", "avx512f", "avx_vnni", "avx2",
              "asimd", "bf16", "i8mm", "sve")  # fmt: skip
 
 
 def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    """`processor` (its name), `processors` and `usable` (counts), `memory_gib`, `features` (list), `system`, `python`,
-    and `packages`: name -> version of those that are installed."""
+    """`processor` (name), `processors` and `usable` (counts), `memory_gib`, `features` (list), `system`, `python`, and
+    `packages` (name -> version of the installed ones)."""
     text = cpuinfo.read_text("utf-8") if cpuinfo.exists() else ""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -38,7 +38,7 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def in_words(machine: dict[str, Any]) -> str:
-    """Two lines of `describe_machine`'s answer."""
+    """The result of `describe_machine` as two lines of text."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     return (
         f"{machine['processor']}, {machine['usable']} of {machine['processors']} processors, "

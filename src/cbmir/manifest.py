@@ -1,4 +1,4 @@
-"""The manifest: the table that every data set reader writes and every later step reads.
+"""The manifest, a table that data set readers write and all later steps read.
 
 It has one row per image, with these columns and then one per label:
 
@@ -9,12 +9,12 @@ study_id    may be empty
 view        PA, AP, LATERAL or empty (unknown)
 split       train, val, test or empty (not assigned)
 report      free text, may be empty
-source      optional: hospital or data set, by which the benchmark breaks its figures down
-            and a gallery filters
+source      optional: hospital or data set; benchmarks report figures for each source, and
+            galleries filter by it
 date        optional: date of the study, YYYY-MM-DD or empty
 boxes       optional: boxes of findings, as JSON [["Mass", 0.21, 0.33, 0.08, 0.09], …]:
-            a label, then the box's left edge, upper edge, width and height as fractions of
-            the image's width and height, so that they hold for a resized copy too
+            label, left, top, width and height, as fractions of the image's width and
+            height, so that they are also valid for a resized copy
 <label>     1, 0, -1 (uncertain) or empty (unknown)
 ==========  ==========================================================================
 
@@ -42,13 +42,13 @@ from cbmir.labels import LabelSet
 from cbmir.text_table import read_table, uncollected
 
 FIXED_COLUMNS = ("image", "patient_id", "study_id", "view", "split", "report")
-#: Columns that a manifest has only if a row has a value there.
+#: Columns that are only written if a row has a value.
 OPTIONAL_COLUMNS = ("source", "date", "boxes")
-_TEXTS = ("image", "patient_id", "study_id", "report", "source")  # defused where they are written to CSV
+_TEXTS = ("image", "patient_id", "study_id", "report", "source")  # `defused` in CSV
 SPLITS = ("train", "val", "test", "")
 VIEWS = ("PA", "AP", "LATERAL", "")
-_ROUNDING = 1e-5  # by which a box may seem to leave the image
-#: What a label cell may hold, and what it means; CSV, pandas and Parquet write the same number in several ways.
+_ROUNDING = 1e-5  # by which a box may extend beyond the image
+#: Texts that a label cell may hold, and their values; CSV, pandas and Parquet write the same number differently.
 LABEL_VALUES: dict[str, int | None] = {
     "1": 1, "1.0": 1, "0": 0, "0.0": 0, "-1": -1, "-1.0": -1, "": None, "nan": None,
 }  # fmt: skip
@@ -57,7 +57,7 @@ _LABEL_TEXTS = {None: "", 0: "0", 1: "1", -1: "-1"}
 
 @dataclass(frozen=True)
 class Box:
-    """Where a finding is: edges and sizes are fractions of the image's width and height, from its upper left corner."""
+    """The place of a finding, in fractions of the image's width and height from its upper left corner."""
 
     label: str
     left: float
@@ -92,11 +92,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Rows and their labels, at least one.
+    """Rows, and at least one label.
 
     Attributes:
-        about: The sidecar: the reader that made the manifest, its source files and policies.
-        absent: Columns of `FIXED_COLUMNS` that the file lacks; their empty values mean nothing.
+        about: The content of the sidecar: the reader that made the manifest, its source files and policies.
+        absent: Columns of `FIXED_COLUMNS` that the file lacks; the empty values of the rows mean nothing.
     """
 
     labels: LabelSet
@@ -115,19 +115,19 @@ class Manifest:
         return iter(self.rows)
 
     def split(self, *names: str) -> Manifest:
-        """Only the rows of the named splits, in the same order."""
+        """A copy with only the rows of the named splits, in the same order."""
         return replace(self, rows=tuple(row for row in self.rows if row.split in names))
 
     def with_splits(self, splits: Sequence[str]) -> Manifest:
-        """The same rows with other splits, one per row."""
+        """A copy with new splits, one per row."""
         rows = tuple(_in_split(row, split) for row, split in zip(self.rows, splits, strict=True))
         return replace(self, rows=rows)
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the table as training sees it: the label names, then each row's file name, patient, study, view,
-        split and labels. A data set may move or get more reports: folders, reports, sources, dates and boxes do not
-        count."""
+        """SHA-256 of the data that training uses: the label names, then each row's file name, patient, study, view,
+        split and labels. Folders, reports, sources, dates and boxes do not count: a data set may move or get more
+        reports."""
         digest = hashlib.sha256("\x1f".join(self.labels.names).encode())
         for row in self.rows:
             values = ",".join("" if v is None else str(v) for v in row.labels)
@@ -137,7 +137,7 @@ class Manifest:
 
 
 def _in_split(row: Row, split: str) -> Row:
-    """`replace(row, split=split)`, five times as fast: some data sets have 400,000 rows."""
+    """`replace(row, split=split)`, but five times as fast, for data sets with 400,000 rows."""
     copy = object.__new__(Row)
     copy.__dict__.update(row.__dict__, split=split)
     return copy
@@ -151,7 +151,7 @@ def read_manifest(path: str | Path) -> Manifest:
         path: CSV (`.csv`, `.csv.gz`) in UTF-8, or Parquet.
 
     Raises:
-        ManifestError: The file is missing or damaged, or a value is not as expected. Names the row and the column.
+        ManifestError: The file is missing or damaged, or has an unexpected value. The message names row and column.
     """
     path = Path(path)
     if path.is_dir():
@@ -264,8 +264,8 @@ def _row(where: str, record: dict[str, str], names: tuple[str, ...], base: Path)
 
 
 def parse_boxes(text: str) -> tuple[Box, ...]:
-    """The boxes in a cell of the column `boxes`, which may be empty. Raises ManifestError for other text, and for a box
-    that is not inside the image."""
+    """Parse a cell of the column `boxes`, which may be empty. Raises ManifestError for other text and boxes outside the
+    image."""
     if not text.strip():
         return ()
     try:
@@ -278,7 +278,7 @@ def parse_boxes(text: str) -> tuple[Box, ...]:
 
 
 def boxes_text(boxes: Sequence[Box]) -> str:
-    """Boxes as a cell of the column `boxes`; empty without boxes."""
+    """Format boxes as a cell of the column `boxes`; empty without boxes."""
     values = [[box.label, box.left, box.top, box.width, box.height] for box in boxes]
     return json.dumps(values, ensure_ascii=False) if values else ""
 
@@ -295,9 +295,9 @@ def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a date YYYY-MM-DD, or empty (unknown)."""
+    """Whether a text is a valid date YYYY-MM-DD, or empty (unknown)."""
     try:
-        return not text or date.fromisoformat(text).isoformat() == text  # ISO 8601 has other ways to write a day
+        return not text or date.fromisoformat(text).isoformat() == text  # ISO 8601 has other formats
     except ValueError:
         return False
 

@@ -1,4 +1,4 @@
-"""How an image becomes the model's input, part of every card. `cbmir.runtime.imaging.preprocess` implements it."""
+"""The preprocessing spec, part of every model card. `cbmir.runtime.imaging.preprocess` implements it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ RESIZE_RATIO = 270 / 224
 MIN_IMAGE_SIZE, MAX_IMAGE_SIZE = 32, 8192
 #: How stored values become grey (`PreprocessSpec.intensity`).
 INTENSITIES = ("header", "minmax", "percentile")
-#: By `percentile`, the percentiles of the pixels without padding that become black and white.
+#: With `percentile`, the percentiles of the pixels (without padding) that become black and white.
 PERCENTILES = (1.0, 99.0)
 
 
 @dataclass(frozen=True)
 class PreprocessSpec:
-    """How a grey image becomes the model's input, in training and at run time.
+    """The steps from a grey image to the model's input, in training and at run time.
 
     Attributes:
-        resize: The image is resized to a square of this many pixels.
-        crop: The square is cropped to this many pixels: at random in training, else at the centre.
+        resize: The image is resized to a square with this side, in pixels.
+        crop: The square is cropped to this side, in pixels: at random in training, otherwise at the centre.
         resampling: A Pillow filter, with antialiasing.
-        intensity: How stored values become grey. `header`: by the VOI LUT or window of a DICOM file, or by the range of
+        intensity: How stored values become grey. `header`: by the VOI LUT or window of a DICOM file, or the range of
             its values if it has neither; in other formats the full range of the type becomes 0..255. This is what
             radiologists see, if headers can be trusted. `minmax`: from the lowest to the highest value.
-            `percentile`: from the 1st to the 99th percentile, so that markers and a collimator's border do not count.
-            DICOM values are those after the modality LUT or rescale, without padding, MONOCHROME1 inverted at the end.
+            `percentile`: from the 1st to the 99th percentile, so that markers and collimator borders do not count.
+            DICOM values are taken after the modality LUT or rescale, without padding; MONOCHROME1 is inverted last.
     """
 
     resize: int = 270
@@ -50,7 +50,7 @@ class PreprocessSpec:
 
     @classmethod
     def for_image_size(cls, size: int, intensity: str = "header") -> PreprocessSpec:
-        """The spec of `--image-size size`: crop to `size`, after a resize in the paper's ratio (224 -> 270)."""
+        """The spec of `--image-size size`: a resize with the paper's ratio (224 -> 270), then a crop to `size`."""
         return cls(resize=round(size * RESIZE_RATIO), crop=size, intensity=intensity)
 
     def to_json(self) -> dict[str, Any]:

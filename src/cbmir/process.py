@@ -1,4 +1,4 @@
-"""Process-wide matters: closing resources, holding signals, and counting threads."""
+"""Closing resources, handling signals, and counting threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbmir.errors import UserError
 
 
 class Closing(ABC):
-    """Makes a class with `close` a context manager; `close` may be called more than once."""
+    """A base class for context managers with `close`, which may be called more than once."""
 
     @abstractmethod
     def close(self) -> None:
-        """Release what is held."""
+        """Release the resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -35,10 +35,10 @@ SIGNALS = frozenset(STOP if RELOAD is None else (*STOP, RELOAD))
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Let `SIGNALS` wait for `signal.sigtimedwait`. Enter this before any thread starts.
+    """Block `SIGNALS`, so that `signal.sigtimedwait` can receive them. Enter this before any thread starts.
 
-    numpy starts threads when it is imported: a signal that reached one would end the process. Raises UserError where
-    they cannot wait."""
+    numpy starts threads on import, and a signal delivered to one would end the process. Raises UserError if the system
+    has no `sigtimedwait`."""
     if not hasattr(signal, "sigtimedwait"):
         raise UserError(f"expected Linux, whose signals can be waited for, found {sys.platform}")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -50,7 +50,7 @@ def signals_held() -> Iterator[None]:
 
 @contextmanager
 def signal_handled(number: int, handler: Any) -> Iterator[None]:
-    """Handle a signal like this within the block. Outside the main thread, which alone can do that, nothing changes."""
+    """Set a signal's handler within the block. Outside the main thread Python cannot do this, and nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -62,15 +62,15 @@ def signal_handled(number: int, handler: Any) -> Iterator[None]:
 
 
 def sigterm_interrupts() -> AbstractContextManager[None]:
-    """Let SIGTERM end the block as Ctrl-C does, by KeyboardInterrupt."""
+    """Let SIGTERM raise KeyboardInterrupt within the block, as Ctrl-C does."""
     return signal_handled(signal.SIGTERM, signal.default_int_handler)
 
 
 def available_threads() -> int:
-    """Processors that this process may use, which may be fewer than the machine has."""
+    """Number of processors that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(threads: int | None, at_once: int) -> int:
-    """`threads` if given; else the processors divided by `at_once`, the number of answers at once."""
+    """`threads` if given, else the available processors divided by `at_once`, the number of concurrent answers."""
     return threads or max(1, available_threads() // at_once)

@@ -1,4 +1,4 @@
-"""Tables as people and publishers write them: CSV in its dialects, plain or gzipped, and Parquet; each cell as text."""
+"""Read tables of any origin: CSV in its dialects, plain or gzipped, and Parquet. Every cell is returned as text."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from cbmir.errors import ManifestError, require
 from cbmir.input_file import MOST_TABLE, open_input, read_unpacked
 
 _MOST_CELL = 2**24  # characters
-# A report may be longer than the 131,072 characters at which Python's csv module stops; this holds for the process.
+# A report may exceed the csv module's default limit of 131,072 characters. This applies to the whole process.
 csv.field_size_limit(_MOST_CELL)
 _MOST_LINE = 2**26  # characters
-_MOST_LINES = 2**24  # a line or row takes 100 bytes in memory, whatever it holds
+_MOST_LINES = 2**24  # even an empty line or row takes 100 bytes of memory
 _MOST_CELLS = 2**26
 _MOST_COLUMNS = 10_000
 _BLOCK = 2**20
 
-#: What separates the cells of a table that is not cbmir's own, and what it is called in the log.
+#: Delimiters to try for tables that cbmir did not write, and their names in the log.
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
-#: What programs write in small letters for a value that is missing, besides nothing.
+#: Words for a missing value, in lower case, besides the empty cell.
 MISSING_WORDS = frozenset({"nan", "nat", "none", "null", "n/a", "na", "<na>", "-"})
 logger = logging.getLogger("cbmir")
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Keep Python from looking for cycles, which takes a third of the time in which a table becomes rows: it goes
-    through all objects again for each so many new ones, and rows have no cycles. Also a decorator."""
+    """Disable garbage collection within the block: it takes a third of the time of reading a table, and rows have no
+    reference cycles. Also a decorator."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -57,7 +57,7 @@ class TextTable:
 
     Attributes:
         columns: Names of all columns of the file.
-        kept: Names of those whose cells are here.
+        kept: Names of the columns that were read.
         rows: The cells of each row in the order of `kept`; fewer if the row ends early.
     """
 
@@ -79,7 +79,7 @@ class TextTable:
             raise ManifestError(f"{self.path}, row {number}: the row ends before column {name!r}") from None
 
     def records(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Each row's place for messages ("ours.csv, row 2"), and its cells by column, without those that it lacks."""
+        """Each row's position for messages ("ours.csv, row 2"), and its cells by column, without missing ones."""
         for number, row in enumerate(self.rows, start=2):
             yield f"{self.path}, row {number}", dict(zip(self.kept, row, strict=False))
 
@@ -88,12 +88,12 @@ def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bo
     """Read a CSV (`.csv`, `.csv.gz`, `.tsv`, `.txt` …) or Parquet table.
 
     Args:
-        only: Columns to keep, if they exist; by default all.
+        only: Columns to keep, if they exist; all by default.
         recognise: Also accept semicolons and tabs between cells, UTF-16 and Windows-1252 (Latin-1), and report this in
-            the log. Without it only commas and UTF-8.
+            the log. Otherwise accept only commas and UTF-8.
 
     Raises:
-        ManifestError: The file cannot be read, is damaged, is not such a table, or is larger than any data set's.
+        ManifestError: The file cannot be read, is damaged, is not a table, or is larger than any data set needs.
     """
     if path.suffix.lower() == ".parquet":
         return _read_parquet(path, only)
@@ -131,7 +131,7 @@ def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Seq
     if places is None:
         yield from filter(None, reader)
         return
-    pick = itemgetter(*places) if len(places) > 1 else None  # many times as fast, and needs all of them
+    pick = itemgetter(*places) if len(places) > 1 else None  # many times as fast, but fails for short rows
     for row in reader:
         if pick and len(row) > places[-1]:
             yield pick(row)
@@ -175,7 +175,7 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
 
 
 def _zeros(data: bytes, encoding: str) -> bool:
-    """Whether the text has a zero byte, looked at block by block. Raises UnicodeError for bytes that are no text."""
+    """Whether the text contains a zero byte, decoded in blocks. Raises UnicodeError for bytes that are not text."""
     decoder = codecs.getincrementaldecoder(encoding)()
     starts = range(0, len(data), _BLOCK)
     found = ["\0" in decoder.decode(data[start : start + _BLOCK]) for start in starts]
@@ -184,7 +184,7 @@ def _zeros(data: bytes, encoding: str) -> bool:
 
 
 def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) -> str:
-    """The delimiter that finds most of the wanted columns, then most columns; a comma if several do."""
+    """The delimiter that gives the most wanted columns, then the most columns; the comma wins a tie."""
 
     def columns(delimiter: str) -> tuple[int, int]:
         try:
@@ -202,7 +202,7 @@ def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) 
 def _read_parquet(path: Path, only: Collection[str] | None) -> TextTable:
     arrow, parquet = require("pyarrow", "train"), require("pyarrow.parquet", "train")
     try:
-        # Text is left as numbers into a dictionary: a value of a million letters may stand in a million rows.
+        # Keep text dictionary-encoded: a value of a million characters may be repeated in a million rows.
         with open_input(path) as stream, parquet.ParquetFile(stream) as file:
             leaves = [file.schema.column(place) for place in range(len(file.schema))]
             _check_columns(path, leaves)
@@ -246,7 +246,7 @@ def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
             if part.num_values < 0 or part.total_uncompressed_size < 0:
                 raise ValueError(f"a column {leaf.path!r} of negative size")
             values += part.num_values
-            size += part.total_uncompressed_size + part.num_values * leaf.length  # 0 where lengths differ
+            size += part.total_uncompressed_size + part.num_values * leaf.length  # length is 0 if lengths vary
     _check_size(path, metadata.num_rows, values)
     if size > MOST_TABLE:
         raise ManifestError(f"{path}: expected a table of at most {MOST_TABLE:,} bytes, unpacked, found {size:,}")
@@ -265,7 +265,7 @@ def _cells(arrow: Any, column: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A value of a Parquet column as a CSV file would have it: a whole float is the integer, midnight the date."""
+    """A Parquet value as it would be written in CSV: a whole float as an integer, midnight as a date."""
     if value is None:
         return ""
     if isinstance(value, bool):

@@ -1,9 +1,9 @@
 """The command line.
 
-Each command is in a file of the same name: `cbmir train` in `train.py`, `cbmir index build` in `index/build.py`. Some
-files hold several: `data.py` and `data_sets.py` the group `cbmir data`, `index/contents.py` and `index/maintenance.py`
-small ones of `cbmir index`, and a few a small one beside a large one. `commands.py` says in which file each command is;
-`options.py` has what several commands share.
+Most commands are in a file of the same name: `cbmir train` in `train.py`, `cbmir index build` in `index/build.py`. Some
+files define several: `data.py` and `data_sets.py` the group `cbmir data`, `index/contents.py` and
+`index/maintenance.py` the smaller commands of `cbmir index`. `commands.py` maps each command to its file, and
+`options.py` has shared options and helpers.
 """
 
 from __future__ import annotations

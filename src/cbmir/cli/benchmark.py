@@ -1,4 +1,4 @@
-"""`cbmir benchmark`: the methods of the paper side by side; `cbmir final`: the final model of a cross-validation."""
+"""`cbmir benchmark` compares the paper's methods; `cbmir final` trains the final model of a cross-validation."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def benchmark(
 
     Every method gets the same images, encoder, augmentation and metrics. Writes REPORT/index.html, report.md,
     results.json, figures/ and selections/. A finished cell (a method on one selection) is never trained again; a
-    failed one is shown with its error and the others still run. --resume also takes REPORT/cells from another machine:
-    answers.npz and cell.json of each cell are enough.
+    failed one is shown with its error, and the others still run. --resume also accepts REPORT/cells from another
+    machine: answers.npz and cell.json of each cell are enough.
     """
     require("lightning", "train")
     from cbmir.training.comparison.plan import Plan, make_plan, prepare, preview, read_tuned, select_parts
@@ -74,10 +74,10 @@ def benchmark(
         click.echo(write_report(report, Plan.read(report)))
         return
     if options["devices"] == "auto":
-        options["devices"] = "1"  # the batch, and so what is trained, is the same on every machine
+        options["devices"] = "1"  # so that batches, and the trained model, are the same on every machine
     if options["weights"] not in ("none", "imagenet"):
         options["weights"] = str(Path(options["weights"]).resolve())
-    # A dry run opens no image, so it takes NIH's own table too.
+    # A dry run opens no images, so it also accepts NIH's original table.
     own = dry_run and protocol == "nih" and manifest.is_file() and "Image Index" in read_table(manifest, ()).columns
     table = read_entries(manifest) if own else read_manifest(manifest)
     plan = make_plan(
@@ -142,7 +142,7 @@ def final(report: Path, run: Path, method: str, seed: int, resume: bool, as_json
 @click.argument("report", type=PATH)
 @click.argument("name")
 def benchmark_cell(report: Path, name: str) -> None:
-    """Run one cell of a benchmark: what 'cbmir benchmark' starts, a process each."""
+    """Run one cell of a benchmark: 'cbmir benchmark' starts one such process per cell."""
     from cbmir.training.comparison.cells import run_cell
     from cbmir.training.comparison.plan import Plan
 

@@ -1,7 +1,7 @@
-"""The tree of commands: their names, their section in the help, and the file that defines each.
+"""The command tree: names, sections of the help, and the file that defines each command.
 
-A command's file is imported when the command is used, and imports what it needs inside its function, so `cbmir query`
-starts without torch and `cbmir --help` without numpy.
+A command's file is imported when the command is used, and imports its dependencies inside the function, so
+`cbmir query` starts without torch and `cbmir --help` without numpy.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbmir.card import NOT_A_DEVICE
 from cbmir.cli.options import Context, examples, log
 from cbmir.errors import CbmirError
 
-# What these say below a warning quotes an image's tags, a patient's name or a UID among them.
+# Below warnings, these libraries log DICOM tags such as patient names and UIDs.
 _QUOTE_PATIENTS = (
     "PIL", "pydicom", "highdicom", "pynetdicom", "requests", "urllib3",
 )  # fmt: skip
@@ -29,8 +29,8 @@ class CommandGroup(click.Group):
     """A group that lists its commands in sections, and imports each from its file when it is used.
 
     Args:
-        sections: For each section of the help its commands, and the module of `cbmir.cli` that defines each. Commands
-            of the section "" are hidden.
+        sections: Section of the help -> command -> the module of `cbmir.cli` that defines it. Commands of the section
+            "" are hidden.
     """
 
     context_class = Context
@@ -126,7 +126,7 @@ def cli(verbose: int, quiet: bool) -> None:
     """
     level = logging.WARNING if quiet else logging.DEBUG if verbose > 1 else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr, force=True)
-    # Other libraries speak up only when everything is asked for.
+    # Other libraries only log warnings, except with -vv.
     if verbose < 2:
         logging.getLogger().setLevel(logging.WARNING)
     log.setLevel(logging.DEBUG if verbose else level)
@@ -135,11 +135,11 @@ def cli(verbose: int, quiet: bool) -> None:
 
 
 def main(args: list[str] | None = None) -> NoReturn:
-    """Run the command line. Expected errors print no traceback. Exit codes as `cbmir --help` says."""
+    """Run the command line. Expected errors print no traceback. `cbmir --help` lists the exit codes."""
     try:
         result: Any = cli.main(args=args, prog_name="cbmir", standalone_mode=False)
         sys.exit(result if isinstance(result, int) else 0)
-    except (CbmirError, OSError) as error:  # OSError: a full disk, a folder that may not be written
+    except (CbmirError, OSError) as error:  # OSError: a full disk, a folder without write permission
         if isinstance(error, OSError):
             log.debug("raised here:", exc_info=error)
         click.echo(f"Error: {error}", err=True)

@@ -1,4 +1,4 @@
-"""`cbmir data`: from a dataset to a manifest, and what is wrong with one."""
+"""`cbmir data`: make manifests of data sets, and check them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ data = CommandGroup(
     ),
 )  # fmt: skip
 
-#: The options that every reader shares.
+#: Options that all readers share.
 writes_manifest = together(
     option("--seed", type=click.IntRange(min=0), default=0,
            help="Seed for assigning patients to train, val and test, if no splits are given."),
@@ -52,7 +52,7 @@ reads_images = together(
 
 
 def _names(ctx: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    """Names joined by commas; one that holds a comma stands in double quotes."""
+    """Split comma-separated names; a name that contains a comma is in double quotes."""
     return tuple(name for part in next(csv.reader([text]), []) if (name := part.strip()))
 
 
@@ -184,8 +184,8 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
     """Check a manifest before training.
 
     Counts what MANIFEST holds and looks for problems: missing files, unreadable images, patients in two splits and the
-    same image in two splits. The exit code is 2 if there are any. Images that were read with a warning (low contrast,
-    say, or probably not frontal) are counted by kind, and listed in .warnings.csv beside MANIFEST.
+    same image in two splits. The exit code is 2 if there are any. Images that were read with a warning (such as low
+    contrast, or probably not frontal) are counted by kind, and listed in .warnings.csv beside MANIFEST.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.manifest_check import check_manifest
@@ -196,7 +196,7 @@ def check(manifest: Path, quick: bool, workers: int, as_json: bool) -> None:
         listed = manifest.with_suffix(".warnings.csv")
         try:
             kinds = write_warnings(report.warnings, listed)
-        except OSError as error:  # a data set that may not be written to is checked all the same
+        except OSError as error:  # the data set's folder may be read-only
             log.warning("%s: not written (%s)", listed, error.strerror)
         else:
             tell_warnings(len(report.warnings), kinds, listed)
@@ -211,7 +211,7 @@ def write(manifest: Manifest, path: Path, as_json: bool) -> None:
 
 
 def _tell(manifest: Manifest, path: Path, as_json: bool, **more: Any) -> None:
-    """A summary of the manifest; `more` is added to the JSON."""
+    """Print a summary of the manifest; `more` is added to the JSON."""
     from cbmir.training.manifest_check import summarise
 
     summary = manifest.about.get("counts") or summarise(manifest)

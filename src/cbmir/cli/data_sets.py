@@ -1,4 +1,4 @@
-"""The commands of `cbmir data` that read public data sets, from the files that publishers ship."""
+"""The commands of `cbmir data` for public data sets, which read the files as published."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbmir.cli.data import reads_images, write, writes_manifest
 from cbmir.cli.options import PATH, command, option, together
 
 _frontal_option = option("--frontal-only/--all-views", default=True, help="Whether to leave out lateral images.")
-#: How the 14 columns of CheXpert's labeller are read.
+#: How to read the 14 columns of CheXpert's labeller.
 _chexpert_labels = together(
     option("--findings", type=click.Choice([9, 13]), default=9,
            help='The paper\'s nine, or all columns but "No Finding" (Support Devices included).'),
@@ -27,7 +27,8 @@ _folder = click.argument("folder", type=PATH)
 
 
 def _data_set(*examples: str, **attributes: Any) -> Callable[[Callable[[], None]], click.Command]:
-    """A command whose options are arguments of the reader that the function's name says; its docstring is the help."""
+    """A command that calls the reader with the function's name, with its options as arguments. The docstring is the
+    help."""
 
     def decorate(function: Callable[[], None]) -> click.Command:
         @wraps(function)

@@ -1,4 +1,4 @@
-"""`cbmir demo`: the runtime in a browser."""
+"""`cbmir demo`: a page in the browser."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def demo(
             webbrowser.open(url)
 
     with DecoderPool(1) as decoders, Finder.open(model, gallery, read=decoders.read, **opening) as finder:
-        from cbmir.demo import load_login, serve  # takes seconds; after the files are known to be good
+        from cbmir.demo import load_login, serve  # takes seconds, so check the files first
 
         known = None if login is None else load_login(login)
         serve(finder, host=host, port=port, examples=examples, feedback=feedback, login=known, ready=ready)

@@ -1,6 +1,6 @@
-"""`cbmir doctor`: what is installed, what works here, and how to install the rest.
+"""`cbmir doctor`: report what is installed, what works here, and how to install the rest.
 
-Broken packages do not stop the examination: each becomes a line of the report.
+Broken packages do not stop it: each becomes a line of the report.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ EXTRAS = (
     "cpu", "gpu", "openvino", "tensorrt", "tensorrt-rtx", "dicom", "serve", "train", "export", "quantise",
     "demo",
 )  # fmt: skip
-#: The same package built otherwise: either serves.
+#: Other builds of a package, which satisfy the same requirement.
 _STANDS_IN = {"onnxruntime": "onnxruntime-gpu"}
-#: Matrix instructions of a processor by their names in /proc/cpuinfo, and what they make fast.
+#: Matrix instructions of processors by their names in /proc/cpuinfo, and what they speed up.
 _MATRIX = {
     "amx_bf16": "bfloat16 in tiles: OpenVINO bf16 at its best",
     "amx_int8": "int8 in tiles: int8 files at their best",
@@ -42,11 +42,11 @@ def doctor(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """Everything that `cbmir doctor` says, in JSON types.
+    """The report of `cbmir doctor` in JSON types.
 
-    `engines` go by `probe`, as `auto` does; `codecs` are DICOM transfer syntaxes, each with whether it is decoded
-    here; `problems` is what is installed beside the engines and does not import or work. Raises MissingDependencyError
-    where cbmir itself is not installed, only found on the path.
+    `engines` are the results of `probe`, which `auto` uses too; `codecs` are DICOM transfer syntaxes, each with whether
+    it can be decoded; `problems` are packages besides the engines that are installed but do not import or work. Raises
+    MissingDependencyError if cbmir is on the path but not installed.
     """
     problems: list[str] = []
     unknown = {"name": platform.processor() or platform.machine(), "matrix": {}}
@@ -68,7 +68,7 @@ def examine() -> dict[str, Any]:
 
 
 def text(report: dict[str, Any]) -> str:
-    """The report of `examine` for people to read."""
+    """The report of `examine` as text."""
     lines = [f"cbmir {report['cbmir']}, Python {report['python']}, {report['platform']}", "", "Extras"]
     for name, extra in report["extras"].items():
         wanted = f"missing {', '.join(extra['missing'])}: {extra['install']}"
@@ -94,7 +94,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
-    """What an extra of an installed distribution requires here; "" gives what is required always."""
+    """The requirements of an extra of an installed distribution; "" stands for those that are always required."""
     try:
         requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError as error:
@@ -108,7 +108,7 @@ def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
 
 
 def _missing(distribution: str, extra: str) -> Iterator[str]:
-    """The requirements of an extra that are absent or of an unfit version, those of nested extras included."""
+    """The requirements of an extra (and of its nested extras) that are missing or of a wrong version."""
     for one in _requirements(distribution, extra):
         version = _version(one.name)
         if version is None:
@@ -130,16 +130,16 @@ def _version(name: str) -> str | None:
 
 
 def _packages() -> dict[str, str]:
-    """The installed packages that cbmir requires, always or by an extra, and their versions."""
+    """Name -> version of the installed packages that cbmir or one of its extras requires."""
     names = [one.name for extra in ("", *EXTRAS) for one in _requirements("cbmir", extra)]
     return {name: version for name in sorted(set(names)) if (version := _version(name))}
 
 
 def _ask(module: str, question: Callable[[Any], Any], otherwise: Any, problems: list[str]) -> Any:
-    """What `question` finds out from a module, or `otherwise` where it is absent, broken or of an unfit version."""
+    """Call `question` with a module. Return `otherwise` if the module is missing, or broken (added to `problems`)."""
     try:
         loaded = importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001  a broken package may raise anything, and each is a finding here
+    except Exception as error:  # noqa: BLE001  a broken package may raise anything
         if not (isinstance(error, ModuleNotFoundError) and error.name == module):
             problems.append(f"{module} does not import: {error}")
         return otherwise
@@ -156,14 +156,14 @@ def _engines(available: Any) -> dict[str, dict[str, Any]]:
 
 
 def _processor(machine: Any) -> dict[str, Any]:
-    """The processor's name, and what its matrix instructions make fast."""
+    """The processor's name, and what its matrix instructions speed up."""
     found = machine.describe_machine()
     matrix = {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]}
     return {"name": found["processor"], "matrix": matrix}
 
 
 def _gpu(nvidia: Any) -> str:
-    """The first NVIDIA GPU; "" without one."""
+    """A description of the first NVIDIA GPU; "" without one."""
     try:
         gpu = nvidia.current_gpu()
     except EngineError:
@@ -177,7 +177,7 @@ def _devices(torch: Any) -> list[str]:
 
 
 def _codecs(pydicom: Any) -> dict[str, bool]:
-    """Compressed transfer syntax -> whether it is decoded here; uncompressed ones only need pydicom."""
+    """Compressed transfer syntax -> whether it can be decoded. (Uncompressed ones only need pydicom.)"""
     from pydicom.uid import UID
 
     from cbmir.runtime.imaging.dicom_pixels import COMPRESSED

@@ -1,4 +1,4 @@
-"""`cbmir embed`: the embeddings of a manifest's images as one array."""
+"""`cbmir embed`: write the embeddings of a manifest's images to an array."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cbmir export`: a finished run, or an untrained encoder, as model files; `cbmir parity`: do two answer alike?"""
+"""`cbmir export` writes a finished run or an untrained encoder to model files; `cbmir parity` compares two models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.errors import require
 from cbmir.preprocessing import INTENSITIES
 
 _OF_ENCODER = ("weights", "image_size", "grey_range", "intensity")
-#: Options that say how to make a file, and what asks for such a file.
+#: Options that only matter for one kind of file, and the option that requests it.
 _NEEDS = (
     dict.fromkeys(("target", "max_batch"), "--tensorrt")
     | dict.fromkeys(("calibrate", "calibration_images", "percentile"), "--int8 or --openvino int8")

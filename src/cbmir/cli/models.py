@@ -1,4 +1,4 @@
-"""`cbmir models`: the models that come with cbmir."""
+"""`cbmir models`: list the models that come with cbmir."""
 
 from __future__ import annotations
 

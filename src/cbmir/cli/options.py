@@ -1,4 +1,4 @@
-"""What several commands share: options, examples in their help, and output."""
+"""Shared by several commands: options, examples in the help, and output."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = click.Path(path_type=Path)
 
 
 class HelpFormatter(click.HelpFormatter):
-    """Breaks lines only between words, never at the hyphen of an option or of a file name."""
+    """A formatter that breaks lines only between words, never at the hyphen of an option or file name."""
 
     _UNBROKEN = "\N{NON-BREAKING HYPHEN}"
 
@@ -40,19 +40,19 @@ class HelpFormatter(click.HelpFormatter):
 
 
 class Context(click.Context):
-    """A context whose help is written by `HelpFormatter`."""
+    """A context that formats help with `HelpFormatter`."""
 
     formatter_class = HelpFormatter
 
 
 class Command(click.Command):
-    """A command of cbmir."""
+    """A command with cbmir's help format."""
 
     context_class = Context
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help: lines that can be pasted, with notes after `#`."""
+    """Format examples for the end of a command's help: lines to paste, with notes after `#`."""
     return "\n  ".join(("\b\nExamples:" if len(lines) > 1 else "\b\nExample:", *lines))
 
 
@@ -62,12 +62,12 @@ def command(*lines: str, **attributes: Any) -> Callable[[Callable[..., Any]], cl
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """`click.option`, whose default the help shows unless it is empty."""
+    """`click.option`, with its default in the help unless it is empty."""
     return click.option(*names, **{"show_default": attributes.get("default") not in (None, "")} | attributes)
 
 
 def together(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """One decorator for several options, which the help lists in this order."""
+    """Combine options into one decorator; the help lists them in this order."""
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for option in reversed(options):
@@ -77,17 +77,17 @@ def together(*options: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], C
     return decorate
 
 
-#: Gives the command `as_json`.
+#: Passes `as_json` to the command.
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON, for a program to read.")
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value on stdout, indented; paths as text. Raises TypeError for other types."""
+    """Print one JSON value on stdout, indented, with paths as text. Raises TypeError for other types."""
     click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False, default=os.fspath))
 
 
 def print_answer(as_json: bool, value: Any, text: str) -> None:
-    """Print a command's answer: `value` as JSON with --json, or `text` for people."""
+    """Print a command's answer: `value` as JSON if `as_json`, else `text`."""
     if as_json:
         print_json(value)
     else:
@@ -95,14 +95,14 @@ def print_answer(as_json: bool, value: Any, text: str) -> None:
 
 
 def tell_warnings(images: int, kinds: Mapping[str, int], listed: Path | str) -> None:
-    """Say on stderr how many images were read with a warning, of which kinds, and where they are listed."""
+    """Log how many images were read with a warning, of which kinds, and where they are listed."""
     if images:
         counts = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items())
         log.warning("%s images were read with a warning (%s): see %s", f"{images:,}", counts, listed)
 
 
 def announce(url: str, notes: Iterable[str]) -> None:
-    """Print the address of a service that listens, and the notes of its model's card."""
+    """Print the address of a listening service, and the notes of its model card."""
     click.echo("\n".join((f"{url}  (Ctrl-C to stop)", *notes, NOT_A_DEVICE)))
 
 
@@ -176,12 +176,12 @@ STAYS_CLEAR = (
     "Only the ids of patients and studies are pseudonyms. Ids and paths of images, reports, SOP instance UIDs, "
     "dates and sources stay in plain text, and may name patients."
 )
-#: Gives the command a `Pseudonyms`, or None.
+#: Passes `pseudonyms` to the command, a `Pseudonyms` or None.
 pseudonyms_option = option("--pseudonyms", callback=_load_key, metavar="FILE|env:NAME",
                            help="The key of a gallery that keeps patients' and studies' ids as pseudonyms "
                            "(HMAC-SHA256): a file that only you can read, or an environment variable. Ids and paths "
                            "of images, reports, SOP instance UIDs, dates and sources stay in plain text.")  # fmt: skip
-#: What `Finder.open` takes, besides model and gallery.
+#: The arguments of `Finder.open` besides model and gallery.
 finder_options = together(operating_point_option, allow_lateral_option, pseudonyms_option, engine_option)
 
 model_option = option("--model", required=True, type=PATH, callback=_refuse_gallery, help="A model file, a folder of "
@@ -189,14 +189,14 @@ model_option = option("--model", required=True, type=PATH, callback=_refuse_gall
 
 
 def listen_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """`--host`, and `--port` with this default."""
+    """The options `--host`, and `--port` with this default."""
     return together(
         option("--host", default="127.0.0.1", help="The address to listen on."),
         option("--port", type=click.IntRange(0, 65535), default=port, help="The port; 0 takes any free one."),
     )
 
 
-#: How images are read: what `build`, `add` and `embed` share.
+#: How to read images; shared by `build`, `add` and `embed`.
 reading_options = together(
     option("--workers", type=click.IntRange(0), help="Processes that decode images.  [default: one per processor]"),
     option("--reduced-jpeg2000", is_flag=True, help="Decode large JPEG 2000 images at a lower resolution: faster, "
@@ -218,17 +218,17 @@ def resumable(kept: str = "Finished work is kept") -> Iterator[None]:
 
 
 def _take_recipe(ctx: click.Context, option: click.Parameter, name: str) -> None:
-    """Let the recipe give the defaults of the options that belong to it."""
+    """Use the recipe's values as defaults of its options."""
     ctx.default_map = {**(ctx.default_map or {}), **RECIPES[name]}
 
 
 def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """An option whose default the recipe gives; the help shows that of the first recipe."""
+    """An option whose default depends on the recipe; the help shows that of the first recipe."""
     recipe = next(iter(RECIPES.values()))
     return option(*names, default=recipe[names[0].split("/")[0].removeprefix("--").replace("-", "_")], **attributes)
 
 
-#: The options of `cbmir train` that `cbmir benchmark` shares: encoder, schedule, proxies, precision, devices.
+#: Options that `cbmir train` and `cbmir benchmark` share: encoder, schedule, proxies, precision, devices.
 training_options = together(
     option("--recipe", type=click.Choice(list(RECIPES)), default=next(iter(RECIPES)), is_eager=True,
            expose_value=False, callback=_take_recipe, help="Default values of the other options. paper: the "

@@ -1,4 +1,4 @@
-"""`cbmir query`: an image's findings, and its nearest neighbours in a gallery."""
+"""`cbmir query`: show an image's findings, and its nearest neighbours in a gallery."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _parse_weights(ctx: click.Context, option: click.Parameter, texts: tuple[str
 
 
 def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
-    """A day; of a month or a year, its first day for --since and its last for --until."""
+    """Parse a day, month or year: --since takes the first day of it, --until the last."""
     if not text:
         return text
     from cbmir.runtime.gallery.filters import parse_day
@@ -143,7 +143,7 @@ def query(
     refining = bool(alike or unlike or towards)
     if refining and rank != "nearness":
         raise click.UsageError(f"--alike, --unlike and --towards rank by nearness, found --rank {rank}; leave one out.")
-    # A name for each image: its file's, with as many of its folders as tell it from the others.
+    # Name each image by its file, with as many parent folders as make it unique.
     files = {one: Path(one).resolve() for one in images} if evidence else {}
     distinct = list(dict.fromkeys(files.values()))
     ids = dict(zip(distinct, entry_ids([Row(one, "", ()) for one in distinct]), strict=True))
@@ -196,7 +196,7 @@ def query(
 
 
 def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[str]) -> Iterator[str]:
-    """Lines that say how many images each filter leaves by itself, and the range of dates in the gallery."""
+    """Lines that say how many images match each filter alone, and the range of dates in the gallery."""
     from cbmir.runtime.gallery.filters import TEXTS, Filter
 
     left = {name: gallery.count(Filter(**{name: text})) for name in TEXTS if (text := getattr(wanted, name))}
@@ -233,7 +233,7 @@ def _write_report(file: Path, finder: Finder, upload: Upload, analysis: Analysis
 
 
 def _draw(stem: Path, finder: Finder, upload: Upload, analysis: Analysis) -> None:
-    """Write NAME.FINDING.png and NAME.neighbour-1.png … beside each other, readable by their owner only."""
+    """Write evidence maps to `stem`.FINDING.png and `stem`.neighbour-1.png …, readable by their owner only."""
     import numpy as np
     from PIL import Image
 
@@ -302,7 +302,7 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
     wide = max([20, *(len(_printable(n.id)) for n in found)])
     columns = [[f"  {'neighbour':<{wide}} {'distance':>8}",
                 *(f"  {_printable(n.id):<{wide}} {n.distance:>8.3f}" for n in found)]]  # fmt: skip
-    # These where a neighbour has them; `place` is where the region is matched on it.
+    # Columns that no neighbour has a value for are left out. `place` is the place that matches the region.
     texts = [(n.view, _printable(n.source), n.date, _fractions(n.place or ())) for n in found]
     for column in zip(("view", "source", "date", "place"), *texts, strict=True):
         columns += [[f"  {text:<{max(map(len, column))}}" for text in column]] if any(column[1:]) else []
@@ -318,7 +318,7 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
 
 
 def _agreement(analysis: Analysis, wide: int) -> list[str]:
-    """A line for each label that a neighbour has, the highest agreement first."""
+    """One line per label of the neighbours, highest agreement first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
     header = (
         f"  {'label of neighbours':<{wide}} {'share':>7} {'gallery':>7} {'yes':>4} {'no':>4} {'uncertain':>9} "
@@ -332,11 +332,11 @@ def _agreement(analysis: Analysis, wide: int) -> list[str]:
     return lines
 
 
-_BAR = 10  # signs
+_BAR = 10  # characters
 
 
 def _bar(share: float | None) -> str:
-    """A probability as a bar on a terminal; empty for another program."""
+    """Draw a probability as a bar; empty if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return ""
     full, empty = ("█", "·") if (sys.stdout.encoding or "").lower().startswith("utf") else ("#", ".")
@@ -345,7 +345,7 @@ def _bar(share: float | None) -> str:
 
 
 def _wrapped(line: str, indent: int) -> list[str]:
-    """Lines that fit a terminal, broken between words; one line for another program."""
+    """Wrap a line between words to the width of the terminal; unchanged if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return [line]
     wide = max(shutil.get_terminal_size().columns, indent + 20)
@@ -355,12 +355,12 @@ def _wrapped(line: str, indent: int) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """One line without control characters, since names and reports come from others."""
+    """Replace control characters and line breaks: names and reports are untrusted."""
     return "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in line)
 
 
 def _cut(text: str, indent: int) -> str:
-    """The words of a report that fit one line of a terminal; all of them for another program."""
+    """Cut a report's text to one line of the terminal; unchanged if stdout is not a terminal."""
     if not sys.stdout.isatty():
         return f"{'':<{indent}}{text}"
     room = max(shutil.get_terminal_size().columns - indent, 20)

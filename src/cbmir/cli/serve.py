@@ -1,4 +1,4 @@
-"""`cbmir serve`: the runtime behind HTTP."""
+"""`cbmir serve`: the HTTP service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.cli.options import PATH, command, option
 from cbmir.errors import UserError, require
 from cbmir.process import threads_each
 
-_DECODING = 2 / 3  # of the time for an answer: the rest is for all that comes after
+_DECODING = 2 / 3  # share of a request's timeout; the rest is for the steps after decoding
 
 
 @command(

@@ -1,4 +1,4 @@
-"""`cbmir speed`: exported models timed side by side."""
+"""`cbmir speed`: compare the speed of exported models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...]]:
-    """A parser for an option's comma-separated values of a click type, without duplicates."""
+    """A callback that parses comma-separated values of a click type, without duplicates."""
 
     def split(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
         words = [] if text is None else text.split(",")
@@ -92,7 +92,7 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
 
 
 def text(report: BenchReport) -> str:
-    """The report for people to read, in tables of at most 100 columns."""
+    """The report as text, at most 100 characters wide."""
     from cbmir.machine import in_words
 
     entrants = [
@@ -123,7 +123,7 @@ def text(report: BenchReport) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
-    """Lines of a table, the first `words` columns to the left. The first column gives way where it is too wide."""
+    """Lines of a table, the first `words` columns left-aligned. The first column is shortened if it is too wide."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     widths[0] = max(len(header[0]), min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
     for row in (header, *rows):
@@ -136,7 +136,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -
 
 
 def _shorten(word: str, width: int) -> str:
-    """Both ends of the text, with … for what is left out."""
+    """Replace the middle of a text with … if it is too long."""
     if len(word) <= width:
         return word
     front = width // 2

@@ -1,4 +1,4 @@
-"""`cbmir train`: a model from a manifest; `cbmir evaluate`: how good it is."""
+"""`cbmir train` trains a model on a manifest; `cbmir evaluate` measures one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbmir.cli.options import PATH, command, json_option, option, print_answer, 
 from cbmir.errors import require
 from cbmir.manifest import read_manifest
 
-# What a student takes from its teacher.
+# Options that a student takes from its teacher.
 _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_weights", "linear_fit", "projection")
 
 

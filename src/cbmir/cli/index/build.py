@@ -1,4 +1,4 @@
-"""`cbmir index build`: build a gallery; also what `cbmir index add` shares with it."""
+"""`cbmir index build`: build a gallery. `cbmir index add` shares its options and report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cbmir.manifest import read_manifest
 if TYPE_CHECKING:
     from cbmir.runtime.gallery.build import IndexReport
 
-#: Which images go in, and how they are read.
+#: Which images to add, and how to read them.
 source_options = together(
     option("--split", "splits", type=click.Choice(["train", "val", "test", "all"]), multiple=True, default=["train"],
            help="Which images of the manifest to add; may be repeated. Without splits in the manifest, all."),
@@ -42,7 +42,7 @@ source_options = together(
 
 
 def _parse_shard(ctx: click.Context, option: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    """`3/64`: the third of 64."""
+    """Parse `3/64`, the third of 64 shards."""
     if value is None:
         return None
     match = re.fullmatch(r"(\d+)/(\d+)", value)
@@ -107,7 +107,7 @@ def build(
 
 
 def finish(gallery: str, report: IndexReport, text: str, as_json: bool) -> None:
-    """Print the report and the images that were left out; for some of these the exit code is 2."""
+    """Print the report and the images that were left out. Exits with 2 if images are unreadable or have changed."""
     from cbmir.runtime.gallery.protocol import is_milvus
     from cbmir.runtime.imaging.image_warning import count_kinds
 

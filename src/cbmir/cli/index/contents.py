@@ -1,4 +1,4 @@
-"""`cbmir index add`, `update`, `remove` and `merge`: what a gallery holds."""
+"""`cbmir index add`, `update`, `remove` and `merge`: change the content of a gallery."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted:
 def _unknown(
     opened: EditableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
 ) -> list[str]:
-    """Lines that say how many of these the gallery does not have. Damage must not prevent a removal."""
+    """Lines that say how many of these ids the gallery lacks. Does not raise: damage must not prevent a removal."""
     if not (patients or studies):
         return []
     try:
@@ -166,6 +166,6 @@ def merge(gallery: str, others: tuple[Path, ...], pseudonyms: Pseudonyms | None,
     try:
         with resumable():
             merge_galleries(gallery, others, pseudonyms=pseudonyms, merged=tell)
-    finally:  # also what was merged before one failed
+    finally:  # also after a failure: print what was merged
         if as_json:
             print_json({"gallery": gallery, "merged": merged})

@@ -31,7 +31,7 @@ def info(gallery: str, as_json: bool) -> None:
     lines = []
     for key, value in facts.items():
         if key == "sources" and not any(value):
-            continue  # no image has one
+            continue  # no image has a source
         if isinstance(value, dict):
             lines += [f"{key}:", *(f"  {name or '(none)':<26} {count:>8}" for name, count in value.items())]
         else:
@@ -137,7 +137,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     if is_milvus(gallery):
         raise GalleryError("expected a gallery in a folder, found one in Milvus: a map is kept in the gallery's folder")
     with open_gallery(gallery) as opened:
-        if method == "auto":  # fewer than 20 images have no neighbourhoods to keep
+        if method == "auto":  # t-SNE needs at least 20 images
             method = "tsne" if find_spec("sklearn") is not None and len(opened) >= 20 else "pca"
         layout = (_tsne(seed), "t-SNE") if method == "tsne" else (principal_plane, "principal components")
         made = GalleryProjection.make(opened, *layout, most=most, seed=seed)
@@ -147,7 +147,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
 
 
 def _tsne(seed: int) -> Any:
-    """t-SNE by scikit-learn, which the runtime does without."""
+    """t-SNE by scikit-learn, which the runtime does not depend on."""
     manifold = require("sklearn.manifold", "train")
 
     def layout(vectors: Any) -> Any:

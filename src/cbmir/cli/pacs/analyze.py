@@ -1,4 +1,4 @@
-"""`cbmir pacs analyze`: DICOM files in, standard results out."""
+"""`cbmir pacs analyze`: analyse DICOM files, and write results as DICOM or FHIR."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def analyze(
     done: list[dict[str, Any]] = []
     failed: list[dict[str, Any]] = []
     without = 0
-    # A name for each image: its file's, with as many of its folders as tell it from the others.
+    # Name each image by its file, with as many parent folders as make it unique.
     names = entry_ids([Row(image=path, patient_id="", labels=()) for path in images])
     with Finder.open(model, gallery, **opening) as finder, logging_redirect_tqdm():
         for path, name in tqdm(list(zip(images, names, strict=True)), "Analysing", unit="image", disable=None):
             try:
-                data = file_bytes(path)  # once: the file may be replaced meanwhile
+                data = file_bytes(path)  # read once: the file may be replaced meanwhile
                 image = finder.read(data)
                 results = make_results(data, finder.analyze(image), finder, kinds=kinds, image=image)
             except ImageError as error:
@@ -88,7 +88,7 @@ def analyze(
 
 
 def write_results(results: Results, stem: Path) -> list[Path]:
-    """Write each result to the path `stem` with the ending of its kind, for its owner only. Returns the paths."""
+    """Write each result to `stem` plus the ending of its kind, readable by its owner only, and return the paths."""
     stem.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     written = []
     for name, dataset in results.named():
@@ -102,7 +102,7 @@ def write_results(results: Results, stem: Path) -> list[Path]:
 
 
 def _images(given: Path) -> Iterator[Path]:
-    """The path itself, or each DICOM file of a folder that is neither a DICOMDIR nor made by cbmir."""
+    """The given path, or the DICOM files in a folder, except a DICOMDIR and cbmir's own results."""
     if not given.is_dir():
         yield given
         return
@@ -113,7 +113,7 @@ def _images(given: Path) -> Iterator[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    """Whether a file is DICOM and not made by cbmir. A file that cannot be read counts: its analysis says why."""
+    """Whether a file is DICOM and not made by cbmir. Unreadable files count, so that the analysis reports why."""
     from cbmir.runtime.dicom_output import is_own_result
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
     from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header

@@ -1,4 +1,4 @@
-"""`cbmir pacs follow`: read new radiographs of a PACS, and send results back; `retry`: once more what failed."""
+"""`cbmir pacs follow` analyses new radiographs of a PACS; `cbmir pacs retry` requeues those that failed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def follow(orthanc: str | None, dicomweb: str | None, since: str | None, interva
     number, day = (_number(since), None) if orthanc else (None, _day(since))
     url = f"{orthanc.rstrip('/')}/dicom-web" if orthanc else str(dicomweb)
     web = DicomWeb(url)
-    # Results are sent by another one: when the process is to end only following is broken off.
+    # A second client sends the results: a shutdown interrupts following, but not sending.
     with pacs_service(lambda: DicomWeb(url), **common) as (intake, start):
         feed: OrthancChanges | QidoPolling
         if orthanc:

@@ -1,4 +1,4 @@
-"""What `cbmir pacs node` and `follow` share: their options, and the service that both run."""
+"""Shared by `cbmir pacs node` and `follow`: options, and the service that both run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 state_option = option("--state", type=click.Path(path_type=Path, resolve_path=True), default=Path("cbmir-pacs"),
                       envvar="STATE_DIRECTORY", show_envvar=True, metavar="DIR",
                       help="Folder of the queue: waiting images and dead letters. It is patient data.")  # fmt: skip
-#: What `node` and `follow` share: everything that `pacs_service` takes.
+#: Options that `node` and `follow` share: the arguments of `pacs_service`.
 service_options = together(
     model_option,
     gallery_option("findings only"),
@@ -52,7 +52,7 @@ service_options = together(
 
 
 class SignalsHeldCommand(Command):
-    """A command that holds signals before options are read, since reading the key of pseudonyms imports numpy."""
+    """A command that holds signals before it parses options, since loading the pseudonyms' key imports numpy."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         with ExitStack() as held:
@@ -68,7 +68,7 @@ def pacs_service(
     open_destination: Callable[[], Destination], *, model: Path, gallery: str | None, state: Path, sr: bool, sc: bool,
     kos: bool, settle: float, workers: int, capacity: int, attempts: int, threads: int | None, **opening: Any,
 ) -> Iterator[tuple[Intake, Callable[[ImageSource, Callable[[], str]], None]]]:  # fmt: skip
-    """The intake, and a function that runs a source until a signal ends it, and reports when it is ready."""
+    """Yield the intake, and a function that runs a source until a signal ends it, and announces its address."""
     from cbmir.runtime.finder import Finder
     from cbmir.runtime.hot_reload import ReloadableFinder
     from cbmir.runtime.imaging.decoder_process import DecoderPool
@@ -81,7 +81,7 @@ def pacs_service(
     log_safely()
     with ExitStack() as stack:
         queue = stack.enter_context(DurableQueue(state, capacity, quiet=settle, attempts=attempts))
-        destination = open_destination()  # now that the folder is this process's own
+        destination = open_destination()  # after the queue, which locks the folder
         decoders = stack.enter_context(DecoderPool(workers))
         open_finder = partial(
             Finder.open, model, gallery, threads=threads_each(threads, workers), read=decoders.read, **opening
@@ -98,7 +98,7 @@ def pacs_service(
 
 
 def log_safely() -> None:
-    """Log JSON lines of cbmir's own messages only: other libraries quote tags and UIDs of images."""
+    """Log as JSON lines, without the messages of other libraries, which quote tags and UIDs of images."""
     from cbmir.runtime.logs import log_as_json
 
     log_as_json()
