@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests uses."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from set_up import find_chromium
 
 ROOT = Path(__file__).resolve().parent.parent
 
-os.environ.update(RAY_worker_niceness="0")  # Ray's own choice, 15, gets next to nothing beside the other tests
+os.environ.update(RAY_worker_niceness="0")  # with Ray's default, 15, it gets hardly any CPU beside other tests
 
 
-#: Files whose tests take minutes. They begin first, so that no process is left alone with one of them at the end.
+#: Files whose tests take minutes. They run first, so that no process is left with one of them at the end.
 _LONG = (
     "tests/test_end_to_end.py",
     "tests/cli/test_benchmark.py",
@@ -57,7 +57,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
-    """The command line configures logging for its process; after a test it is as before."""
+    """Restore the logging configuration, which the command line changes."""
     root, ours = logging.getLogger(), logging.getLogger("cbmir")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     yield
@@ -68,8 +68,8 @@ def _logging_as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _nothing_left_open() -> Iterator[None]:
-    """What a module leaves to the garbage collector is found at its end, not in another's test. What was there before
-    is not looked through again: with PyTorch imported, that takes seconds."""
+    """Collect garbage after each module, so that unclosed resources are reported there and not in another test. Older
+    objects are frozen: with PyTorch imported, collecting them takes seconds."""
     gc.freeze()
     yield
     gc.collect()
@@ -77,7 +77,7 @@ def _nothing_left_open() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_loop_left() -> Iterator[None]:
-    """Gradio opens an event loop where none runs, and leaves it to another test to find that it was not closed."""
+    """Close the event loop that Gradio opens and leaves behind; otherwise another test would report it."""
     yield
     loop = getattr(getattr(asyncio.get_event_loop_policy(), "_local", None), "_loop", None)
     if loop is not None and not loop.is_running():
@@ -87,7 +87,7 @@ def _no_loop_left() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data beside the repository: skipped where it is absent, required in CI."""
+    """The folder of real data beside the repository. Skips if it is missing; fails in CI."""
     folder = ROOT.parent / "shared"
     if folder.is_dir():
         return folder
@@ -98,7 +98,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def openvino() -> ModuleType:
-    """OpenVINO without its telemetry: skipped where it is absent, required in CI."""
+    """OpenVINO without telemetry. Skips if it is missing; fails in CI."""
     try:
         return import_openvino()
     except MissingDependencyError as error:
@@ -109,7 +109,7 @@ def openvino() -> ModuleType:
 
 @pytest.fixture
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no NVIDIA driver be here."""
+    """Hide the NVIDIA driver."""
 
     def absent(library: str) -> Any:
         raise OSError(f"{library}: cannot open shared object file")
@@ -118,7 +118,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def require_programs(*programs: str) -> None:
-    """Skip the test where one of a PACS's programs, or a library given by its path, is absent; fail it in CI."""
+    """Skip the test if a PACS program, or a library given by its path, is missing; fail in CI."""
     absent = [name for name in programs if not (Path(name).exists() if "/" in name else shutil.which(name))]
     if absent and os.environ.get("CBMIR_REQUIRE_PACS") == "1":
         pytest.fail(f"{', '.join(absent)}: required here (CBMIR_REQUIRE_PACS=1) and missing; 'make test' installs them")
@@ -140,9 +140,9 @@ CHROMIUM_ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """A Chromium by Playwright: skipped where there is none, required in CI.
+    """A Chromium driven by Playwright. Skips if there is none; fails in CI.
 
-    For a module: as long as it is there, Playwright's event loop runs in this thread, and no other can.
+    It is module-scoped, since Playwright's event loop runs in this thread while it is open, and excludes others.
     """
     chromium = find_chromium()
     if chromium is None:
@@ -158,7 +158,7 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def demo_process(model: Path, gallery: Path, *options: str) -> Iterator[str]:
-    """`cbmir demo` in a process of its own: where it answers. Ctrl-C must end it with exit code 0."""
+    """Run `cbmir demo` in its own process, and yield its address. Ctrl-C must end it with exit code 0."""
     command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -175,7 +175,7 @@ def demo_process(model: Path, gallery: Path, *options: str) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def running_demo() -> Callable[..., AbstractContextManager[str]]:
-    """`demo_process`, for tests that look at a page."""
+    """`demo_process`, for tests of pages."""
     return demo_process
 
 
@@ -195,16 +195,16 @@ TINY_CARD = ModelCard(
 
 
 def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | None = None, **card: Any) -> Path:
-    """A real ONNX file by the file contract: one convolution (stride 4, so an 8x8 feature map), ReLU, mean, L2 norm,
-    proxy scores unless the card has no labels. `card` changes fields of TINY_CARD, `metadata` those of the file; None
-    as a value leaves one out."""
+    """Write a real ONNX model: one convolution (stride 4, so an 8x8 feature map), ReLU, mean, L2 norm, and proxy scores
+    unless the card has no labels. `card` changes fields of TINY_CARD, `metadata` those of the file; None removes
+    one."""
     import onnx
     from onnx import TensorProto, helper, numpy_helper
 
     rng = np.random.default_rng(seed)
     info = TINY_CARD.with_(**card)
     dim, size, classes = info.embedding_dim, info.preprocess.crop, len(info.labels)
-    drawn = classes or len(TINY_CARD.labels)  # so that the encoder is the same without labels
+    drawn = classes or len(TINY_CARD.labels)  # the same encoder even without labels
     proxies = np.abs(rng.normal(size=(2 * drawn + 2, dim))).astype(np.float32)
     proxies /= np.linalg.norm(proxies, axis=1, keepdims=True)
     constants = {
@@ -258,14 +258,14 @@ def write_tiny_model(path: Path, *, seed: int = 0, metadata: dict[str, str] | No
 
 
 def tiny_xray(seed: int, side: int = 64) -> NDArray[np.uint8]:
-    """A smooth random grey image uint8 [side, side]: enough for the tiny model to tell images apart."""
+    """A smooth random grey image uint8 [side, side], distinct enough for the tiny model."""
     blobs = np.random.default_rng(seed).integers(0, 256, (6, 6), dtype=np.uint8)
     return np.array(Image.fromarray(blobs).resize((side, side), Image.Resampling.BICUBIC))
 
 
 @pytest.fixture(scope="session")
 def make_tiny_model() -> Callable[..., Path]:
-    """`write_tiny_model`, for tests that need a model with something changed."""
+    """`write_tiny_model`, for tests that need a modified model."""
     return write_tiny_model
 
 
@@ -277,7 +277,7 @@ def make_xray() -> Callable[..., NDArray[np.uint8]]:
 
 @pytest.fixture(scope="session")
 def inverted_chest() -> NDArray[np.uint8]:
-    """A drawn chest X-ray, uint8 [128, 128], bone dark: the check of the picture is sure of it."""
+    """A drawn chest X-ray with dark bone, uint8 [128, 128], about which the picture check is certain."""
     from cbmir.training.phantom import describe, draw
 
     return 255 - draw(next(iter(describe(1, seed=77))), 128)
@@ -291,11 +291,11 @@ def tiny_card() -> ModelCard:
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An ONNX model of 3 labels, 32x32 input and 8 dimensions, which answers in a millisecond."""
+    """An ONNX model with 3 labels, 32x32 input and 8 dimensions, which answers in a millisecond."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "tiny.onnx")
 
 
-#: What a card of an embedding model says in place of findings.
+#: The card fields of an embedding model.
 WITHOUT_FINDINGS: dict[str, Any] = {
     "labels": LabelSet(()), "head": "none", "proxies_per_class": (), "negative_proxies": False, "thresholds": (),
     "calibration": (), "fingerprint": "embedding-0",
@@ -304,7 +304,7 @@ WITHOUT_FINDINGS: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def embedding_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `tiny_model`, without findings."""
+    """`tiny_model` without findings."""
     return write_tiny_model(tmp_path_factory.mktemp("model") / "embedding.onnx", **WITHOUT_FINDINGS)
 
 
@@ -333,7 +333,7 @@ def tiny_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_manifest: Path) -> Path:
-    """20 training images of `tiny_manifest`, indexed by `tiny_model`. Read only: a test that changes one builds one."""
+    """20 training images of `tiny_manifest`, indexed by `tiny_model`. Read-only: tests build their own to change."""
     from cbmir.runtime import build_gallery, open_engine
 
     path = tmp_path_factory.mktemp("galleries") / "gallery"
@@ -344,7 +344,7 @@ def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tin
 
 @pytest.fixture(scope="session")
 def embedding_gallery(tmp_path_factory: pytest.TempPathFactory, embedding_model: Path, tiny_manifest: Path) -> Path:
-    """20 training images of `tiny_manifest`, indexed by `embedding_model`. Read only."""
+    """20 training images of `tiny_manifest`, indexed by `embedding_model`. Read-only."""
     from cbmir.runtime import build_gallery, open_engine
 
     path = tmp_path_factory.mktemp("galleries") / "gallery"
@@ -354,7 +354,7 @@ def embedding_gallery(tmp_path_factory: pytest.TempPathFactory, embedding_model:
 
 
 def write_tiny_run(folder: Path, manifest: Path, *, card: dict[str, Any] | None = None, **config: Any) -> Path:
-    """A finished run of an untrained ResNet18 at 32x32. `card` changes fields of its card, `config` its options."""
+    """Write a finished, untrained run of a ResNet18 at 32x32. `card` changes fields of the card, `config` options."""
     import torch
 
     from cbmir.training.config import TrainConfig
@@ -392,19 +392,19 @@ def write_tiny_run(folder: Path, manifest: Path, *, card: dict[str, Any] | None 
 
 @pytest.fixture(scope="session")
 def make_tiny_run() -> Callable[..., Path]:
-    """`write_tiny_run`, for tests that need a run with something changed."""
+    """`write_tiny_run`, for tests that need a modified run."""
     return write_tiny_run
 
 
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory, tiny_manifest: Path) -> Path:
-    """A finished run on fold 1/2 of `tiny_manifest`, untrained. Read only."""
+    """A finished, untrained run on fold 1/2 of `tiny_manifest`. Read-only."""
     return write_tiny_run(tmp_path_factory.mktemp("runs") / "run", tiny_manifest, fold="1/2")
 
 
 @pytest.fixture(scope="session")
 def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Path:
-    """The folder with `tiny_run` exported: model.onnx, model.fp16.onnx and parity.json. Read only."""
+    """A folder with the export of `tiny_run`: model.onnx, model.fp16.onnx and parity.json. Read-only."""
     from cbmir.export import ExportOptions, export_run
 
     return made_once(tmp_path_factory, "exports", lambda at: export_run(tiny_run, at, ExportOptions(fp16=True)))
@@ -412,7 +412,7 @@ def tiny_export(tmp_path_factory: pytest.TempPathFactory, tiny_run: Path) -> Pat
 
 @pytest.fixture
 def quick_graph(tiny_export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let exports of `tiny_run` take the graphs of `tiny_export`: all the rest of the job is the real one."""
+    """Let exports of `tiny_run` reuse the graphs of `tiny_export`; all other steps are real."""
     from cbmir.export import export
 
     files = {"float32": "model.onnx", "float16": "model.fp16.onnx"}

@@ -1,4 +1,4 @@
-"""A gallery with a report that would run if it could, and the demo that shows it."""
+"""A gallery with a report that contains code, and the demo that shows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_MS = 90_000
 
 @pytest.fixture(scope="session")
 def report() -> str:
-    """A report that would run if it could."""
+    """A report that would run as code if it were not escaped."""
     return "<script>document.title = 'hacked'</script> {{constructor}} ${1+1} Left pleural effusion. No mass."
 
 
@@ -33,7 +33,7 @@ def report() -> str:
 def demo_gallery(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]], report: str
 ) -> Path:
-    """Eight images of four patients, all with an effusion. Without a map."""
+    """Eight images of four patients, all with an effusion, and no map."""
     folder = tmp_path_factory.mktemp("demo")
     rows = []
     for number in range(8):
@@ -49,7 +49,7 @@ def demo_gallery(
 def url(
     tiny_model: Path, demo_gallery: Path, running_demo: Callable[..., AbstractContextManager[str]]
 ) -> Iterator[str]:
-    """Where the demo of `demo_gallery` answers."""
+    """The address of a demo of `demo_gallery`."""
     with running_demo(tiny_model, demo_gallery) as url:
         yield url
 
@@ -58,7 +58,7 @@ def url(
 def wall_gallery(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: Callable[..., NDArray[np.uint8]]
 ) -> Path:
-    """Forty images of as many patients, two views and two sources, with a map; every fourth is upright, with a box."""
+    """Forty images of forty patients, two views and two sources, with a map; every fourth is upright and has a box."""
     folder = tmp_path_factory.mktemp("wall")
     rows = []
     for number in range(40):
@@ -83,14 +83,14 @@ def wall_gallery(
 def wall_url(
     tiny_model: Path, wall_gallery: Path, running_demo: Callable[..., AbstractContextManager[str]]
 ) -> Iterator[str]:
-    """Where the demo of `wall_gallery` answers."""
+    """The address of a demo of `wall_gallery`."""
     with running_demo(tiny_model, wall_gallery) as url:
         yield url
 
 
 @pytest.fixture
 def visit(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Open a page; at the end every request must have stayed on this machine, and no script have failed."""
+    """Open pages. At the end, checks that all requests stayed on this machine, and no script failed."""
     contexts: list[Any] = []
     requests: list[str] = []
     errors: list[str] = []
@@ -106,7 +106,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Any]]:
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
         page.locator("#viewer .film").first.wait_for()
-        page.wait_for_function("sessionStorage.cbmir")  # the server has greeted it
+        page.wait_for_function("sessionStorage.cbmir")  # the server has answered its first call
         return page
 
     yield visit
@@ -140,7 +140,7 @@ def xray(tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Path:
 
 @pytest.fixture
 def demo_with_login(tiny_model: Path, demo_gallery: Path) -> Iterator[str]:
-    """A demo that asks for the login ada, correct horse."""
+    """A demo with the login ada, correct horse."""
     command = [sys.executable, "-m", "cbmir", "demo", str(tiny_model), str(demo_gallery), "--port", "0"]
     environment = os.environ | {"DEMO_LOGIN": "ada:correct horse"}
     with subprocess.Popen(
@@ -156,7 +156,7 @@ def demo_with_login(tiny_model: Path, demo_gallery: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def require_axe() -> str:
-    """The script of axe-core: skipped where npm has not installed it, required in CI."""
+    """The script of axe-core. Skips if npm has not installed it; fails in CI."""
     script = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
     if not script.exists():
         if os.environ.get("CBMIR_REQUIRE_BROWSER") == "1":

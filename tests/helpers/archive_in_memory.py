@@ -1,4 +1,4 @@
-"""A PACS in memory, for what follows one."""
+"""A PACS in memory, for tests of followers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CR, CT = "1.2.840.10008.5.1.4.1.1.1", "1.2.840.10008.5.1.4.1.1.2"
 
 
 class Archive:
-    """A PACS in memory: files by study, Orthanc's changes, and a day for each study."""
+    """A PACS in memory, with files by study, Orthanc's changes, and a date for each study."""
 
     url = "http://archive"
 
@@ -24,7 +24,7 @@ class Archive:
         self.stable: list[str] = []
         self.retrieved: list[str] = []
         self.asked_since: list[date] = []
-        self.broken: dict[str, Exception] = {}  # by study, or by instance: what reading it raises
+        self.broken: dict[str, Exception] = {}  # study or instance -> the error of reading it
 
     def cancel(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Results of a benchmark written by hand: rows, figures and a whole results.json."""
+"""Handwritten results of a benchmark: rows, figures and a whole results.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def fig(value: float | None, low: float | None = None, high: float | None = None
 
 
 def gain(value: float, low: float, high: float, p: float) -> dict[str, Any]:
-    """`minus_bce`, the same of every metric of retrieval; of all queries the interval holds 0. Of AUC half of it."""
+    """`minus_bce`: equal for all retrieval metrics, but over all queries the interval contains 0. AUC gains half."""
     one = fig(value, low, high, p=p / 2, p_holm=p)
     wide = fig(value, -1.0, 1.0, p=p, p_holm=p)
     metrics = ("ndcg", "acg", "precision", "jaccard_ndcg", "corrected_ndcg")

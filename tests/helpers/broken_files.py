@@ -1,4 +1,4 @@
-"""Files that went wrong on the way: a seeded corpus of mutated and truncated DICOM files and pictures."""
+"""A seeded corpus of mutated and truncated DICOM files and images."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from pydicom.uid import (
 from dicom_files import STORED, lut_sequence, make_dicom
 
 SMALL = (STORED // 16).astype(np.uint8)
-#: What is written over four bytes, to make a length, a number of tables or a size absurd.
+#: Values written over four bytes, to make a length, count or size absurd.
 _NUMBERS = (b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\xff\xff\xff\x7f", b"\x00\x00\x00\x80", b"\xfe\xff\x00\xe0")
 
 
 @cache
 def whole_files() -> dict[str, bytes]:
-    """A file of each kind that is read, all of them good."""
+    """A valid file of each supported kind."""
     import imagecodecs
 
     table = lut_sequence(0, list(range(0, 4096, 4)), 12)
@@ -87,7 +87,7 @@ def whole_files() -> dict[str, bytes]:
 
 
 def broken_files(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """So many files, (name, bytes), the kinds in turn; the same seed gives the same."""
+    """`count` broken files (name, bytes), cycling through the kinds; reproducible by seed."""
     whole = list(whole_files().items())
     generator = np.random.default_rng(seed)
     for number in range(count):
@@ -98,7 +98,7 @@ def broken_files(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def broken_data_sets(count: int, seed: int = 0) -> Iterator[tuple[str, str, bytes]]:
-    """Data sets without a file's meta header, as they travel: (name, transfer syntax, bytes)."""
+    """Broken data sets without a file meta header, as sent over the network: (name, transfer syntax, bytes)."""
     whole = [(name, *_data_set(data)) for name, data in whole_files().items() if name.endswith(".dcm")]
     generator = np.random.default_rng(seed)
     for number in range(count):
@@ -123,7 +123,7 @@ Generator = np.random.Generator
 
 
 def _place(data: bytes, generator: Generator) -> int:
-    """Headers matter more than pixels: half of the places lie in the first kilobyte."""
+    """A random position; half of them are in the first kilobyte, since headers matter more than pixels."""
     end = max(1, min(len(data), 1024 if generator.integers(2) else len(data)))
     return int(generator.integers(min(132, end - 1) if len(data) > 200 else 0, end))
 

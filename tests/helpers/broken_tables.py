@@ -1,4 +1,4 @@
-"""Tables that are whole, and the same broken at random: for the readers of tables and of manifests."""
+"""Valid tables, and randomly broken ones, for tests of the readers of tables and manifests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NIH = "\n".join(
 
 
 def whole_tables() -> dict[str, bytes]:
-    """A name, and the bytes of a table that some reader takes."""
+    """Name -> bytes of a table that at least one reader accepts."""
     return {
         "own.csv": _OWN.encode(), "semicolons.csv": _OWN.replace(",", ";").encode("cp1252"),
         "tabs.csv": _OWN.replace(",", "\t").encode("utf-16"), "manifest.csv": _MANIFEST.encode(),
@@ -43,9 +43,9 @@ def whole_tables() -> dict[str, bytes]:
 
 
 def read_as_table(data: bytes, folder: Path) -> int:
-    """Give bytes to every reader of tables; how many took them. Raises what is no typed error.
+    """Pass bytes to every reader of tables, and return how many accept them. Raises any error that is not typed.
 
-    `folder` holds empty images of the names that the tables have.
+    `folder` gets empty files with the image names of the tables.
     """
     for name in _NAMES:
         (folder / name).touch()
@@ -87,7 +87,7 @@ def _listed(text: str) -> None:
 
 
 def broken_tables(count: int, seed: int) -> Iterator[bytes]:
-    """Whole tables with a few bytes changed, cut, doubled or put in, among them what tables have a meaning for."""
+    """Valid tables with a few bytes changed, cut, doubled or inserted, including ones with a meaning in tables."""
     chance = random.Random(seed)
     whole = list(whole_tables().values())
     marks = [

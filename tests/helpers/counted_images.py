@@ -1,4 +1,4 @@
-"""Images that go through an engine, counted; and manifests of images that are drawn."""
+"""Count the images that go through an engine, and make manifests of drawn images."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cbmir.manifest import Manifest
 
 @dataclass
 class CountedImages:
-    """Images that went through the engine; beyond `limit` it is as if Ctrl-C was pressed."""
+    """The number of images that went through the engine; beyond `limit`, KeyboardInterrupt is raised."""
 
     limit: int = 10**9
     images: int = 0
 
 
 def drawn_manifest(folder: Path, manifest: Manifest, make_xray: Callable[..., np.ndarray], count: int) -> Manifest:
-    """A manifest of `count` different images in `folder`, each of another patient."""
+    """A manifest of `count` different images in `folder`, each of a different patient."""
     rows = []
     for n in range(count):
         image = folder / f"drawn_{n:03}.png"

@@ -1,4 +1,4 @@
-"""The demo's page in a browser: what tests do and look for on it. A page is one of Playwright's."""
+"""Actions and checks on the demo's page in a browser. A page is Playwright's."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ def upload(page: Any, *files: Path) -> None:
 
 
 def example(page: Any, at: int = 0) -> None:
-    """Take an example, and wait for its answer and its findings."""
+    """Choose an example, and wait for its answer and findings."""
     page.locator("#start .gallery-item").nth(at).click()
     shown(page, "Example")
     show_findings(page)
 
 
 def show_findings(page: Any) -> None:
-    """The findings of what looks like no chest wait for a click."""
+    """Show the findings, which need a click if the image does not look like a chest."""
     gate = page.locator("#findings .gate:not([open]) summary")
     if gate.count():
         gate.click()
 
 
 def shown(page: Any, title: str) -> None:
-    """Wait until a step of this title is on the page, with its similar images."""
+    """Wait until a step with this title is shown, with its similar images."""
     page.locator("#trail [aria-current]", has_text=title).wait_for()
     page.locator("#similar .card").first.wait_for()
 
 
 def cards(page: Any) -> list[str]:
-    """The ids of the similar images, in their order."""
+    """The ids of the similar images, in order."""
     found = page.locator("#similar .card").evaluate_all("cards => cards.map((card) => card.dataset.id)")
     return [str(one) for one in found]
 
@@ -49,7 +49,7 @@ def drawn(page: Any, at: int = 0) -> bool:
 
 
 def picture(page: Any, at: int = 0) -> NDArray[np.uint8]:
-    """The greys [H, W] of an image of the viewer, as they are shown."""
+    """The grey values [H, W] of an image in the viewer, as displayed."""
     canvas = page.locator("#viewer .picture").nth(at)
     page.wait_for_function("canvas => canvas.width !== 300", arg=canvas.element_handle())  # it is decoded
     width, greys = canvas.evaluate(

@@ -1,4 +1,4 @@
-"""DICOM files of chest radiographs, made for a test."""
+"""Make DICOM files of chest radiographs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ PATIENT = "SECRET^NAME"
 def make_dicom(
     pixels: NDArray[Any] = STORED, *, syntax: str = ExplicitVRLittleEndian, frame: bytes | None = None, **tags: Any
 ) -> bytes:
-    """A chest radiograph's file, around native pixels or an encoded `frame`; a tag given as None is left out."""
+    """A file of a chest radiograph, with native pixels or an encoded `frame`; None removes a tag."""
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = syntax
-    dataset.file_meta.MediaStorageSOPClassUID = ComputedRadiographyImageStorage  # pydicom keeps the data set's own
+    dataset.file_meta.MediaStorageSOPClassUID = ComputedRadiographyImageStorage  # pydicom keeps the one in the data set
     bits = 8 * pixels.dtype.itemsize
     little = syntax != ExplicitVRBigEndian
     values = {
@@ -76,7 +76,7 @@ def lut_sequence(first: int, entries: list[int], bits: int, vr: str = "US", orde
 
 
 def stored_values(path: Path) -> NDArray[np.float64]:
-    """The stored values [H,W] of a file, of a chest or of anything else."""
+    """The stored values [H, W] of a file, whether of a chest or not."""
     dataset, buffer = parse_dicom(path.read_bytes(), path.name, ImageLimits())
     frame = find_frame(Tags(dataset, path.name), buffer)
     return frame.values()[frame.decode()]

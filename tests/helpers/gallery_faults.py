@@ -1,6 +1,6 @@
-"""Kills and damages a gallery, and looks whether it is as it must be: a yield for each, AssertionError if not.
+"""Kill writers of a gallery and damage its files, and check it: one yield per check, AssertionError if it fails.
 
-What is done to the gallery is done in processes of `gallery_process.py`, since they are to die.
+Processes of `gallery_process.py` do the work on the gallery, so that they can be killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gallery_process import (
 
 
 class Server:
-    """`serve` in a process of its own, started anew where it has died."""
+    """`serve` in its own process, which is restarted after it has died."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -57,7 +57,7 @@ class Server:
         self.process.stdin.flush()
 
     def line(self, within: float | None = None) -> Any:
-        """The next line, or None after so many seconds without one. Raises EOFError where the process died."""
+        """The next line, or None after `within` seconds. Raises EOFError if the process has died."""
         assert self.process is not None
         assert self.process.stdout is not None
         while b"\n" not in self._buffer:
@@ -73,7 +73,7 @@ class Server:
         return json.loads(line)
 
     def until_killed(self, *task: object, rng: random.Random) -> list[dict[str, Any]]:
-        """Let a task run for a random number of steps and a random time, then kill it: all that it said."""
+        """Run a task for a random number of steps and a random time, kill it, and return all its lines."""
         self.ask(*task)
         pid = self.line()["pid"]
         said: list[dict[str, Any]] = []
@@ -105,7 +105,7 @@ Known = dict[str, str]  # id -> report
 
 
 def after(known: Known, task: dict[str, Any]) -> Known:
-    """What is to be there when a task is done."""
+    """The expected content after a task."""
     known = copy.copy(known)
     match task["kind"]:
         case "add" | "merge":
@@ -120,7 +120,7 @@ def after(known: Known, task: dict[str, Any]) -> Known:
 
 
 def check(folder: Path, possible: list[Known]) -> Known:
-    """The gallery is wholly as one of these says: which."""
+    """Check that the gallery equals one of the possible contents, and return that one."""
     with Gallery.open(folder) as gallery:
         known = {entry.id: entry.report for entry in gallery.every_entry()}
         assert known in possible
@@ -162,7 +162,7 @@ def kill_writers(server: Server, folder: Path, kills: int) -> Iterator[None]:
             with Gallery.open(folder) as gallery:
                 gallery.remove(ids=list(known)[:120])
             known = {name: report for name, report in known.items() if name not in list(known)[:120]}
-    assert reached["begun"] >= kills // 4, reached  # else no writer was killed while it wrote
+    assert reached["begun"] >= kills // 4, reached  # otherwise no writer was killed while writing
 
 
 def kill_builders(server: Server, folder: Path, kills: int) -> Iterator[None]:
@@ -179,7 +179,7 @@ def kill_builders(server: Server, folder: Path, kills: int) -> Iterator[None]:
         if possible[0] or GalleryFolder(folder / "built").has_gallery():
             with Gallery.open(folder / "built") as gallery:
                 ids = gallery.ids()
-            # As acknowledged, or as what was under way makes it; an addition (to all) leaves whole batches of 4.
+            # As acknowledged, or as the unfinished task would leave it; an addition leaves whole batches of 4.
             assert ids == [f"{n:02}" for n in range(len(ids))]
             added = len(ids) - possible[0] if possible[-1] == 40 else 0
             assert len(ids) in possible or (added > 0 and added % 4 == 0)
@@ -207,18 +207,18 @@ def fill_disks(server: Server, folder: Path, writes: int) -> Iterator[None]:
         refused += "refused" in said
         yield
     check(folder, [known])
-    assert refused > writes // 10, refused  # else the disk was never full
+    assert refused > writes // 10, refused  # otherwise the disk was never full
 
 
 # -- damaged
 
 
 def make_undamaged(folder: Path) -> None:
-    """As a killed process leaves a gallery: derived files, of a while ago; and a log with the latest writes."""
+    """Make a gallery as a killed process leaves it: with older derived files, and a log with the latest writes."""
     with Gallery.create(folder.with_name("g"), CARD, index="bf16") as gallery:
         gallery.add(*contents([f"e{n}" for n in range(60)]))
         gallery.write_index()
-    with Gallery.open(folder.with_name("g")) as gallery:  # closed in between: so most is in the database itself
+    with Gallery.open(folder.with_name("g")) as gallery:  # reopened, so that most data is in the database itself
         gallery.add(*contents([f"late{n}" for n in range(5)]))
         gallery.update([entry_of("e7", "changed")])
         shutil.copytree(gallery.path, folder)
@@ -264,9 +264,9 @@ def damage_files(server: Server, undamaged: Path, folder: Path, damages: int) ->
         wrong = {name: (answer, truth.get(name)) for name, answer in answers.items()
                  if name not in errors and answer != truth.get(name)}  # fmt: skip
         assert not wrong, (what, wrong)
-        if chosen.parent != one:  # derived
+        if chosen.parent != one:  # a derived file
             assert not errors, (what, errors)
-            assert not problems, (what, problems)  # healed
+            assert not problems, (what, problems)  # repaired
         if errors:
             assert problems, (what, errors)
         refused += bool(errors)

@@ -1,6 +1,7 @@
-"""A process that writes and reads a gallery until it is killed: `python gallery_process.py`, driven by lines (`serve`).
+"""A process that writes and reads a gallery until it is killed: `python gallery_process.py`, controlled by lines
+(`serve`).
 
-All that an entry is follows from its id, so that `test_faults.py` knows every right answer.
+An entry's content follows from its id and report, so that `test_faults.py` knows every correct answer.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def patient_of(name: str) -> str:
 
 
 def entry_of(name: str, report: str) -> Entry:
-    """Everything that is known of an entry follows from its id and its report."""
+    """An entry whose fields follow from its id and report."""
     number = int(drawn(name).integers(1000))
     return Entry(
         id=name, image=f"/{name}.png", patient_id=patient_of(name), study_id=f"study {name}", view="PA",
@@ -76,16 +77,16 @@ def contents(names: list[str]) -> tuple[list[Entry], NDArray[np.float32], list[b
 
 
 def tell(what: object) -> None:
-    """Say a line to the test."""
+    """Send a line to the test."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
 
 
-# -- what dies
+# -- tasks that are killed
 
 
 def write(folder: Path, seed: int) -> None:
-    """Change the gallery for ever; say what is about to be done, and what is done."""
+    """Change the gallery for ever; announce each task, and report when it is done."""
     rng = random.Random(seed)
     with Gallery.open(folder) as gallery:
         for step in range(10_000):
@@ -109,7 +110,7 @@ def write(folder: Path, seed: int) -> None:
 
 
 def fill(folder: Path, steps: int) -> None:
-    """As `write`, so many times; at each no file may grow past a size near that of the database, as on a full disk."""
+    """`write` this many times; each time, files cannot grow beyond about the database's size, as on a full disk."""
     rng = random.Random(steps)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     with Gallery.open(folder) as gallery:
@@ -158,7 +159,7 @@ def perform(gallery: Gallery, task: dict[str, Any], rng: random.Random) -> None:
 
 
 class _Engine:
-    """Stands for a model: the embedding follows from the image's bytes."""
+    """A stand-in for a model, whose embedding follows from the image's bytes."""
 
     card = CARD
     threads, streams, max_batch = 1, False, 32
@@ -172,12 +173,12 @@ ENGINE: Any = _Engine()
 
 
 def let_the_index_propose_all() -> None:
-    """And rank all: its answers are exact then, however often it was made anew."""
+    """Let the index propose and rank all entries, so that its answers are exact, even after rebuilds."""
     search._AND = search._AND_RANKED = 1000
 
 
 def build(folder: Path, seed: int) -> None:
-    """Build and add to a gallery of the images in the folder, again and again; each goes on where it was stopped."""
+    """Build and extend a gallery of the images in the folder, again and again; each run continues the last."""
     work.BATCH = 4
     rng = random.Random(seed)
     images = sorted((folder / "images").glob("*.png"))
@@ -192,11 +193,11 @@ def build(folder: Path, seed: int) -> None:
             tell({"done": len(own)})
 
 
-# -- what looks
+# -- queries
 
 
 def look(folder: Path) -> dict[str, Any]:
-    """Everything that can be asked of a gallery: each answer, or "GalleryError: …"."""
+    """The answers to all kinds of queries of a gallery; "GalleryError: …" if one fails."""
     answers: dict[str, Any] = {}
 
     def ask(what: str, question: Callable[[], Any]) -> None:
@@ -256,7 +257,7 @@ def same_file(gallery: Gallery, name: str) -> Any:
 
 
 def serve() -> None:
-    """For each line [task, folder, seed]: do it in a fork of this process, or look here; a line says how it ended."""
+    """For each line [task, folder, seed], run the task in a fork, or `look` in this process; a line reports the end."""
     logging.disable()
     tell("ready")
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""The HTTP service for a test: in this process without a network, or as a process of its own."""
+"""The HTTP service for tests: in this process without a network, or in its own process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MakeClient = Callable[..., TestClient]
-PATIENCE = 60.0  # seconds after which a test fails rather than waits
+PATIENCE = 60.0  # seconds to wait before a test fails
 
 
 def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
@@ -33,7 +33,7 @@ def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
 
 
 class Service:
-    """`cbmir serve` as a process: its URL, and the lines that it logs as they come."""
+    """A process of `cbmir serve`, with its URL and the lines that it logs."""
 
     def __init__(self, *arguments: str) -> None:
         self.process = subprocess.Popen(
@@ -57,7 +57,7 @@ class Service:
     @classmethod
     @contextmanager
     def running(cls, *arguments: str) -> Iterator[Self]:
-        """One that is up, and is killed at the end if it still runs."""
+        """A running service, which is killed at the end if it still runs."""
         service = cls(*arguments)
         try:
             yield service
@@ -72,21 +72,21 @@ class Service:
         return int(self.url.rsplit(":", 1)[1])
 
     def connect(self) -> socket.socket:
-        """A bare connection."""
+        """A raw TCP connection."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE)
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait_for(self, message: str) -> dict[str, Any]:
-        """The next line of log with this message."""
+        """The next log line with this message."""
         while True:
             line = self._logged.get(timeout=PATIENCE)
             if line["message"] == message:
                 return line
 
     def memory(self) -> int:
-        """Its peak of resident memory so far, in bytes."""
+        """Its peak resident memory so far, in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
 
@@ -99,5 +99,5 @@ class Service:
         self.raw.append(line)
         try:
             self._logged.put(json.loads(line))
-        except ValueError:  # no JSON: `raw` has it
+        except ValueError:  # not JSON; `raw` has it
             return

@@ -1,4 +1,4 @@
-"""JSON of others, for property-based tests: any value in the place of any other."""
+"""Untrusted JSON for property-based tests: replace any value by any other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ VALUES = strategies.recursive(
     lambda inner: strategies.lists(inner, max_size=4) | strategies.dictionaries(strategies.text(), inner, max_size=4),
     max_leaves=12,
 )
-#: The same examples in each run, and nothing is kept on disk.
+#: The same examples in each run, and no files on disk.
 PROPERTY = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
 
 def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to each value inside, the whole among them."""
+    """The path of keys to each value, starting with () for the whole."""
     yield above
     if isinstance(value, dict | list):
         for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
@@ -30,7 +30,7 @@ def places(value: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 
 def with_value(whole: Any, place: tuple[Any, ...], value: Any) -> Any:
-    """A copy that holds another value in a place."""
+    """A copy with another value at a path."""
     if not place:
         return value
     changed = copy.deepcopy(whole)

@@ -1,4 +1,4 @@
-"""Folders that take long to fill, filled once for all processes that run the tests."""
+"""Folders that are slow to fill, filled once for all test processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from filelock import FileLock
 
 
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that `make` fills, once for all processes that run these tests."""
+    """A folder that `make` fills, once for all test processes."""
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
     finished = folder.with_suffix(".finished")
     with FileLock(folder.with_suffix(".lock")):
         if not finished.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a failure
             folder.mkdir()
             make(folder)
             finished.touch()

@@ -24,13 +24,13 @@ from pynetdicom.dimse_primitives import C_STORE
 
 from dicom_files import make_dicom
 
-#: Patient data of every radiograph made here, which may stand in no log and no file's name.
+#: Patient data of every radiograph made here, which must not appear in logs or file names.
 PLANTED = ("PLANTED^NAME", "PLANTED-ID", "1.2.826.0.1.3680043.10.1")
 CR = "1.2.840.10008.5.1.4.1.1.1"
 
 
 def make_radiograph(pixels: NDArray[np.uint8], study: int = 1, image: int = 1, **tags: Any) -> bytes:
-    """A CR file of grey uint8 [H,W], whose UIDs tell study and image."""
+    """A CR file of grey values uint8 [H, W]; its UIDs contain study and image."""
     name, patient, root = PLANTED
     own = {
         "SOPInstanceUID": f"{root}.{study}.{image}", "StudyInstanceUID": f"{root}.{study}",
@@ -41,7 +41,7 @@ def make_radiograph(pixels: NDArray[np.uint8], study: int = 1, image: int = 1, *
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
-    """What the condition gives once that is true; a failed test where it is not in time."""
+    """Wait until the condition is true, and return its value. Fails the test after `seconds`."""
     until = time.monotonic() + seconds
     while True:
         found = condition()
@@ -53,7 +53,7 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> 
 
 @dataclass
 class Receiver:
-    """A storage SCP that keeps what it is sent, and answers with `statuses` first."""
+    """A storage SCP that keeps what it receives. Its first answers are `statuses`."""
 
     port: int = 0
     objects: list[Dataset] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Receiver:
 
 @contextmanager
 def receiving(port: int = 0, tls: Any = None) -> Iterator[Receiver]:
-    """An archive `ARCHIVE` that takes everything by C-STORE."""
+    """An archive `ARCHIVE` that accepts everything by C-STORE."""
     receiver = Receiver()
     ae = AE(ae_title="ARCHIVE")
     ae.supported_contexts = AllStoragePresentationContexts
@@ -105,7 +105,7 @@ def send_all(
     tls: Any = None,
     patience: float = 60,
 ) -> list[int]:
-    """C-STORE files in one association: their statuses, -1 for one without an answer within `patience` seconds."""
+    """C-STORE files in one association. Returns their statuses, -1 for no answer within `patience` seconds."""
     datasets = [dcmread(io.BytesIO(data)) for data in files]
     ae = AE(ae_title=calling)
     ae.dimse_timeout = patience
@@ -125,7 +125,7 @@ def send_all(
 
 
 def store(association: Any, data: bytes, syntax: str, uid: str = "1.2.3") -> int:
-    """C-STORE bytes that may be no data set at all: the status. pynetdicom's own sender takes parsed ones only."""
+    """C-STORE bytes that need not be a data set, and return the status. pynetdicom only sends parsed data sets."""
     (context,) = (c for c in association.accepted_contexts if c.transfer_syntax[0] == syntax)
     request = C_STORE()
     request.MessageID, request.Priority = 1, 2
@@ -144,7 +144,7 @@ def store(association: Any, data: bytes, syntax: str, uid: str = "1.2.3") -> int
 
 @dataclass
 class NodeProcess:
-    """`cbmir pacs node` or `follow` in a process of its own."""
+    """`cbmir pacs node` or `follow` in its own process."""
 
     process: subprocess.Popen[str]
     first_line: str
@@ -155,7 +155,7 @@ class NodeProcess:
         return int(self.first_line.split()[0].rpartition(":")[2])
 
     def end(self, number: int, seconds: float = 60) -> int:
-        """Send a signal and wait for the end: the exit code."""
+        """Send a signal, wait for the end, and return the exit code."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
 
@@ -166,7 +166,7 @@ class NodeProcess:
 
 @contextmanager
 def node_process(log: Path, *arguments: str, before: str = "") -> Iterator[NodeProcess]:
-    """Start `cbmir ARGUMENTS` and wait until it says that it is ready; `before` is Python that runs first in it."""
+    """Start `cbmir ARGUMENTS` and wait until it is ready; `before` is Python code that runs first in the process."""
     code = f"{before}\nfrom cbmir.cli import main\nimport sys\nmain(sys.argv[1:])"
     with (
         log.open("a") as errors,
@@ -185,7 +185,7 @@ def node_process(log: Path, *arguments: str, before: str = "") -> Iterator[NodeP
 
 @dataclass(frozen=True)
 class Orthanc:
-    """A running Orthanc, `ORTHANC` on `dicom_port`; it knows the node `CBMIR` on `node_port`."""
+    """A running Orthanc with the AE title `ORTHANC`, which knows the node `CBMIR` on `node_port`."""
 
     url: str
     dicom_port: int
@@ -202,12 +202,12 @@ class Orthanc:
             return json.load(answer)
 
     def series(self, study_uid: str, modality: str) -> list[dict[str, Any]]:
-        """QIDO-RS: the series of a modality in a study."""
+        """The series of a modality in a study, by QIDO-RS."""
         found: list[dict[str, Any]] = self.get(f"/dicom-web/studies/{study_uid}/series?Modality={modality}")
         return found
 
     def instances(self, study_uid: str, modality: str) -> list[str]:
-        """QIDO-RS: the SOP Instance UIDs of a modality in a study."""
+        """The SOP Instance UIDs of a modality in a study, by QIDO-RS."""
         return [
             instance["00080018"]["Value"][0]
             for series in self.series(study_uid, modality)
@@ -218,14 +218,14 @@ class Orthanc:
 
 
 def orthanc_plugin() -> Path:
-    """Where the distribution puts Orthanc's DICOMweb plugin; the first place where it has none."""
+    """The path of the distribution's DICOMweb plugin for Orthanc; the first candidate if none exists."""
     places = [Path(folder) for folder in ("/usr/share/orthanc/plugins", "/usr/lib/orthanc/plugins")]
     found = [plugin for place in places for plugin in sorted(place.glob("libOrthancDicomWeb.so*"))]
     return found[0] if found else places[0] / "libOrthancDicomWeb.so"
 
 
 def answers(orthanc: Orthanc) -> bool:
-    """Whether Orthanc's REST API does."""
+    """Whether Orthanc's REST API answers."""
     try:
         return bool(orthanc.get("/system"))
     except (urllib.error.URLError, ConnectionError):

@@ -1,4 +1,4 @@
-"""The invented tables of `../shared/tables` in a folder of a test, with small image files where their rows say."""
+"""Copy the invented tables of `../shared/tables` to a test's folder, and draw small images for their rows."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from PIL import Image
 
 
 def copy_tables(shared: Path, name: str, folder: Path) -> Path:
-    """A copy of `shared/tables/name` in `folder`, to which a test may add."""
+    """A writable copy of `shared/tables/name` in `folder`."""
     place = folder / name
     shutil.copytree(shared / "tables" / name, place)
     for path in (place, *place.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)  # the shared ones are read only
+        path.chmod(0o755 if path.is_dir() else 0o644)  # the shared ones are read-only
     return place
 
 
 def draw_images(folder: Path, names: Iterable[str], *, bits: int = 8, side: int = 32) -> None:
-    """Noise by each name, as files that can be read."""
+    """Write a readable image of noise for each name."""
     for number, name in enumerate(names):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

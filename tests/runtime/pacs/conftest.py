@@ -1,4 +1,4 @@
-"""What the tests of the node share: an open model, a receiver, a network of its own, and Orthanc in it."""
+"""Shared by the tests of the node: an open model, a receiver, and Orthanc in its own network namespace."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from queue_rig import Clock, timed_queue
 
 @pytest.fixture(scope="session")
 def radiograph(make_xray: Callable[..., NDArray[Any]]) -> Callable[..., bytes]:
-    """A CR file of its own content for each study and image."""
+    """Make a CR file, with different content for each study and image."""
     return lambda study=1, image=1, **tags: make_radiograph(make_xray(1000 * study + image), study, image, **tags)
 
 
 @pytest.fixture(scope="session")
 def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[ReloadableFinder]:
-    """The tiny model and its gallery, open."""
+    """An open finder with the tiny model and gallery."""
     with ReloadableFinder(lambda: Finder.open(tiny_model, tiny_gallery, threads=1)) as opened:
         yield opened
 
@@ -57,15 +57,14 @@ def queue(tmp_path: Path, clock: Clock) -> Iterator[DurableQueue]:
 
 @pytest.fixture
 def archive(monkeypatch: pytest.MonkeyPatch) -> Archive:
-    """A PACS in memory. Whenever its follower looks at the clock an hour has gone by: what cannot be read is looked at
-    again each time."""
+    """A PACS in memory. The follower's clock advances an hour per reading, so unreadable images are always retried."""
     monkeypatch.setattr(polling, "monotonic", partial(next, count(0, 3600)))
     return Archive()
 
 
 @pytest.fixture(autouse=True)
 def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
-    """What was logged, as the node logs it; a patient's data in it fails any test."""
+    """The log as the node formats it. Patient data in it fails the test."""
     formatters = [(handler, handler.formatter) for handler in logging.getLogger().handlers]
     caplog.set_level(logging.DEBUG, "cbmir")
     caplog.handler.setFormatter(JsonFormatter())
@@ -78,7 +77,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 
 @pytest.fixture(autouse=True)
 def left_open() -> Iterator[None]:
-    """As an SCU pynetdicom forgets to close a socket that the other side has closed, and leaves that to Python."""
+    """Collect the sockets that pynetdicom, as an SCU, does not close after the peer has closed them."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -87,12 +86,12 @@ def left_open() -> Iterator[None]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """An archive `ARCHIVE` that takes everything by C-STORE."""
+    """An archive `ARCHIVE` that accepts everything by C-STORE."""
     with receiving() as opened:
         yield opened
 
 
-# -- a network of its own, and Orthanc in it
+# -- Orthanc in its own network namespace
 
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
@@ -100,7 +99,7 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
 @pytest.fixture(scope="module")
 def own_network() -> Iterator[None]:
-    """A network namespace of its own, for this thread and all that it starts: Orthanc listens on all addresses."""
+    """A network namespace for this thread and the processes it starts, since Orthanc listens on all addresses."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
@@ -121,7 +120,7 @@ def own_network() -> Iterator[None]:
 
 @pytest.fixture
 def orthanc(own_network: None, require_pacs: Callable[..., None], tmp_path: Path) -> Iterator[Orthanc]:
-    """Debian's Orthanc with its DICOMweb plugin and an empty database, alone in a network namespace."""
+    """Debian's Orthanc with its DICOMweb plugin and an empty database, in a network namespace."""
     plugin = orthanc_plugin()
     require_pacs("Orthanc", "storescu", "dcmsend", "echoscu", str(plugin))
     http, dicom, node = 8042, 4242, 11112

@@ -1,4 +1,4 @@
-"""The service in this process: a client without a network, and whatever it is set up with."""
+"""Clients of the HTTP service in this process, without a network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from http_service import MakeClient, encoded
 
 @pytest.fixture(scope="module")
 def make_client(tiny_model: Path, tiny_gallery: Path) -> Iterator[MakeClient]:
-    """Clients of services that `Settings` fields set up; `gallery` and `live` are others than the tiny gallery's."""
+    """Make clients of services with these `Settings` fields. `gallery` and `live` replace the tiny gallery."""
     with ExitStack() as stack:
 
         def make(

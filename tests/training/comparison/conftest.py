@@ -1,4 +1,4 @@
-"""A benchmark small enough to run for real: every method on the squares, with a tiny encoder."""
+"""A real benchmark that is small enough to run: every method on the squares, with a tiny encoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(scope="session")
 def tiny_report(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A REPORT folder whose cells are all finished: every method, the squares' own splits, one seed. Read only."""
+    """A REPORT folder with all cells finished: every method, the squares' splits, one seed. Read-only."""
     table = read_manifest(squares)
     plan = make_plan(
         TABLE, table, squares,

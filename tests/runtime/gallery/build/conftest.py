@@ -1,4 +1,4 @@
-"""An engine that counts, and a small manifest."""
+"""An engine that counts images, and a small manifest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small finished REPORT with made-up vectors, made in a moment: pictures need no trained network."""
+"""A small finished REPORT with made-up vectors, since figures need no trained network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbmir.training.comparison.plan import Cell, Plan, selection_path
 from cbmir.training.dataset import label_array
 from cbmir.training.evaluate import Vectors, evaluate
 
-#: The last could be taken for markup by XML, and for a formula by matplotlib.
+#: The last one looks like markup to XML and like a formula to matplotlib.
 LABELS = LabelSet(("Effusion", "Mass", "<b>$\\x$&"))
 
 
@@ -32,7 +32,7 @@ def small_report(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Plan]:
 
 
 def _selection(folder: Path) -> Manifest:
-    """48 images of 24 patients, of whom 6 ask; labels of every value but unknown."""
+    """48 images of 24 patients, 6 of them in the test split; labels have all values except unknown."""
     rng, rows = np.random.default_rng(0), []
     for number in range(48):
         path = folder / f"secret-{number:02}.png"
@@ -45,7 +45,7 @@ def _selection(folder: Path) -> Manifest:
 
 
 def _write_cell(report: Path, cell: Cell, selection: Manifest) -> None:
-    """Vectors that hold something of the labels, and what they answer."""
+    """Write a cell with vectors that correlate with the labels, and their answers."""
     rng = np.random.default_rng(len(cell.name))
 
     def vectors(split: str) -> Vectors:
