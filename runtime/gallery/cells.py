@@ -1,6 +1,6 @@
-"""Compact codes of the cells of a gallery's images, with which a search by region ranks its first candidates again.
+"""Compact codes of the cells of a gallery's images, which a search by region uses to rerank its first candidates.
 
-A cell's vector is reduced to the principal components of the gallery's own cells and kept as int8: an image of 8x8
+A cell's vector is projected onto the principal components of the gallery's cells and stored as int8: an image of 8x8
 cells takes 2 kB. Codes are linear in the cells, so the code of a window's mean is the mean of its codes.
 """
 
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError
 from cbmir.runtime.gallery.hnsw import PcaInt8Codec
 
-DIMS = 32  # of a code
-#: Images whose cells a codec is fitted to.
+DIMS = 32  # dimensions of a code
+#: Number of images whose cells a codec is fitted to.
 SAMPLE = 128
 
 Maps = NDArray[np.float32]
@@ -28,9 +28,9 @@ Codes = NDArray[np.int8]
 
 @dataclass(frozen=True, eq=False)
 class CellCodec:
-    """int8 codes [N, h, w, d] of feature maps [N, D, h, w] of one grid (h, w).
+    """A codec that turns feature maps [N, D, h, w] of one grid (h, w) into int8 codes [N, h, w, d].
 
-    A map is divided by the norm of its mean first: so the mean of its cells is the image's embedding.
+    A map is first divided by the norm of its mean, so that the mean of its cells is the image's embedding.
     """
 
     grid: tuple[int, int]
@@ -38,17 +38,17 @@ class CellCodec:
 
     @classmethod
     def fitted(cls, maps: Maps) -> Self:
-        """For the cells of a sample of images."""
+        """Fit a codec to the feature maps of a sample of images."""
         cells = _cells(maps)
         return cls(cells.shape[1:3], PcaInt8Codec.of_size(cells.reshape(-1, cells.shape[-1]), DIMS))
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of an image's codes: (h, w, d)."""
+        """The shape of an image's codes: (h, w, d)."""
         return *self.grid, self.pca.dim
 
     def codes(self, maps: Maps) -> Codes:
-        """Raises GalleryError for maps of another shape."""
+        """Encode feature maps. Raises GalleryError for maps of another shape."""
         if maps.ndim != 4 or maps.shape[1:] != (len(self.pca.mean), *self.grid):
             raise GalleryError(f"expected feature maps float32 [N, {len(self.pca.mean)}, {self.grid[0]}, "
                                f"{self.grid[1]}], found {list(maps.shape)}")  # fmt: skip
@@ -56,7 +56,7 @@ class CellCodec:
         return self.pca.codes(cells.reshape(-1, cells.shape[-1])).reshape(len(maps), *self.shape)
 
     def recoded(self, codes: Codes, codec: CellCodec) -> Codes:
-        """Codes by this codec of what was coded by another of the same model."""
+        """Convert codes of another codec for the same model to codes of this one."""
         if codec is self or codec.dumps() == self.dumps():
             return codes
         own = codec.pca.decoded(codes.reshape(-1, codec.pca.dim))
@@ -65,10 +65,10 @@ class CellCodec:
     def places(
         self, query: NDArray[np.float32], codes: Codes, window: tuple[int, int]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """For each of N images the window of (rows, columns) cells whose mean is nearest to a unit vector [D].
+        """Find, in each of N images, the window of (rows, columns) cells whose mean is nearest to a unit vector [D].
 
         Returns:
-            Its cosine to the query, as far as codes can tell it, float64 [N]; and its top and left cell, int64 [N, 2].
+            Its cosine to the query, approximated from codes, float64 [N]; and its top and left cell, int64 [N, 2].
         """
         rows, columns = window
         sums = np.pad(codes.astype(np.float64).cumsum(axis=1).cumsum(axis=2), ((0, 0), (1, 0), (1, 0), (0, 0)))
@@ -90,13 +90,13 @@ class CellCodec:
 
     @classmethod
     def loads(cls, text: str) -> Self:
-        """Raises ValueError or KeyError for a text that `dumps` did not write."""
+        """Load a codec from the text of `dumps`. Raises ValueError or KeyError for other text."""
         found = json.loads(text)
         return cls(tuple(found["grid"]), PcaInt8Codec.read(BytesIO(b64decode(found["pca"], validate=True))))
 
 
 def coded(codec: CellCodec | None, maps: Maps) -> Codes:
-    """Codes of feature maps for a gallery. Raises GalleryError where it has no codec, and so keeps no cells."""
+    """Encode feature maps for a gallery. Raises GalleryError if it has no codec, and so stores no cells."""
     if codec is None:
         raise GalleryError("expected no cells for a gallery that keeps none, found feature maps; build one with "
                            "'cbmir index build --cells'")  # fmt: skip
@@ -104,7 +104,7 @@ def coded(codec: CellCodec | None, maps: Maps) -> Codes:
 
 
 def _cells(maps: Maps) -> Maps:
-    """float32 [N, h, w, D], whose mean over the cells has norm 1."""
+    """Return the cells, float32 [N, h, w, D], scaled so that their mean has norm 1."""
     norms = np.linalg.norm(maps.astype(np.float64).mean(axis=(2, 3)), axis=1)
     cells = np.moveaxis(maps / np.maximum(norms, 1e-12).astype(np.float32)[:, None, None, None], 1, -1)
     return np.ascontiguousarray(cells)

@@ -1,10 +1,10 @@
-"""The data of a search: the columns and vectors of one generation of a gallery.
+"""The data that a search reads: the columns and vectors of one generation of a gallery.
 
-Most rows are in the base, which was derived from SQLite and is mapped from files if it is large; later changes are in
-the tail, small and in memory. A base row that was changed or removed is dead. So a reader follows a writer by reading
-only the difference, and a snapshot never changes.
+Most rows are in the base, which was derived from SQLite and is mapped from files if it is large. Later changes are in
+the tail, which is small and in memory. A base row that was changed or removed is dead. A reader therefore catches up
+with a writer by reading only the difference, and a snapshot never changes.
 
-A row is addressed by its position: those of the base first, then those of the tail.
+Rows are addressed by position: first the rows of the base, then those of the tail.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.schema import UNKNOWN, Meta
 
 _S = TypeVar("_S", bound=np.generic)
-_BLOCK = 4096  # rows that are copied at once
-_FEW = 8  # ids that are compared one by one, which is faster
+_BLOCK = 4096  # rows copied at a time
+_FEW = 8  # up to this many ids are compared one by one, which is faster
 
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """n entries as a search needs them, in the order of their numbers.
+    """n entries in the form that searches use, ordered by number.
 
-    Patients and studies are numbers as `schema.patient_number` has them, dates are YYYYMMDD; 0 is unknown. Views and
-    sources are positions in `names`. Labels are 1, 0, -1 (uncertain) or `schema.UNKNOWN`, one row for each of the C
-    labels.
+    Patients and studies are numbers from `schema.patient_number` and `study_number`, dates are YYYYMMDD; 0 means
+    unknown. Views and sources are positions in `names`. Labels are 1, 0, -1 (uncertain) or `schema.UNKNOWN`, with one
+    row per label.
     """
 
     numbers: NDArray[np.int64]  # [n]
@@ -50,14 +50,14 @@ class Columns:
 
     @classmethod
     def empty(cls, classes: int, dim: int) -> Columns:
-        """No row, of C labels and D dimensions."""
+        """Return columns without rows, for C labels and D dimensions."""
         none, codes = np.empty(0, np.int64), np.empty(0, np.int32)
         labels, vectors = np.empty((classes, 0), np.int8), np.empty((0, dim), np.float32)
         return cls(none, none, none, codes, codes, codes, labels, vectors, ())
 
     @classmethod
     def joined(cls, parts: Sequence[Columns]) -> Columns:
-        """All rows of one or more parts, in the order of their numbers."""
+        """Join the rows of one or more parts, ordered by number."""
         codes = {name: code for code, name in enumerate(sorted({name for part in parts for name in part.names}))}
         new = [np.array([codes[name] for name in part.names], np.int32) for part in parts]
         parts = [replace(p, views=of[p.views], sources=of[p.sources]) for p, of in zip(parts, new, strict=True)]
@@ -69,12 +69,12 @@ class Columns:
 
     @classmethod
     def collected(cls, blocks: Iterable[Columns], vectors: NDArray[np.float32], classes: int) -> Columns:
-        """All rows of blocks that are in the order of numbers, with their vectors in an array [n, D] of that size."""
+        """Join blocks that are ordered by number, copying their vectors into the array `vectors` [n, D]."""
         end = 0
 
         def put(block: NDArray[np.float32]) -> None:
             nonlocal end
-            vectors[end : end + len(block)] = block  # which raises where there are more than expected
+            vectors[end : end + len(block)] = block  # raises ValueError if there are more rows than expected
             end += len(block)
 
         rows = cls.streamed(blocks, put, classes)
@@ -82,8 +82,8 @@ class Columns:
 
     @classmethod
     def streamed(cls, blocks: Iterable[Columns], put: Callable[[NDArray[np.float32]], object], classes: int) -> Columns:
-        """All rows of blocks that are in the order of numbers, but for their vectors: `put` is given these, block by
-        block, so that they never are in memory as a whole."""
+        """Join blocks that are ordered by number, without their vectors. These are passed to `put` block by block, so
+        that they are never all in memory."""
         parts = [cls.empty(classes, 0)]
         for block in blocks:
             put(block.vectors)
@@ -92,11 +92,11 @@ class Columns:
 
     @cached_property
     def label_counts(self) -> NDArray[np.int64]:
-        """[2, C]: how many rows have each label as 1 or -1, and of how many it is known. Counted once for a base."""
+        """int64 [2, C]: for each label, the number of rows in which it is 1 or -1, and in which it is known."""
         return _label_counts(self.labels)
 
     def take(self, at: NDArray[np.int64] | NDArray[np.bool_] | slice) -> Columns:
-        """Some of the rows."""
+        """Return some of the rows."""
         arrays = {
             name: getattr(self, name)[..., at] if name == "labels" else getattr(self, name)[at] for name in ARRAYS
         }
@@ -107,15 +107,15 @@ def _label_counts(labels: NDArray[np.int8]) -> NDArray[np.int64]:
     return np.stack([np.count_nonzero(np.abs(labels) == 1, axis=1), np.count_nonzero(labels != UNKNOWN, axis=1)])
 
 
-#: The columns, in their order.
+#: Names of the arrays of `Columns`, in order.
 ARRAYS = tuple(one.name for one in fields(Columns) if one.name != "names")
 
 
 class Selection:
-    """A filter as one gallery understands it: over columns of numbers, at any rows of them."""
+    """A filter translated for one gallery, so that it can test rows of `Columns`."""
 
     def __init__(self, filter: Filter, meta: Meta) -> None:
-        """Raises GalleryError for labels that `parse` refuses. Ids that the gallery does not know exclude nothing."""
+        """Raises GalleryError as `filters.parse` does. Ids that the gallery does not contain exclude nothing."""
         self._patients = np.array(sorted(meta.patient_numbers(filter.exclude_patients)), np.int64)
         self._studies = np.array(sorted(meta.study_numbers(filter.exclude_studies)), np.int64)
         self._only = sorted(meta.patient_numbers(filter.only_patients)) if filter.only_patients else None
@@ -124,7 +124,7 @@ class Selection:
         self._days = (filter.first_day, filter.last_day) if filter.since or filter.until else None
 
     def passes(self, rows: Columns, at: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
-        """bool [n]: which of the rows `at` pass."""
+        """Return which of the rows `at` pass: bool [n]."""
         passing = np.ones(len(rows.numbers[at]), np.bool_)
         for excluded, column in ((self._patients, rows.patients), (self._studies, rows.studies)):
             for number in excluded if len(excluded) <= _FEW else ():
@@ -157,11 +157,11 @@ def _holds(condition: Condition, labels: NDArray[np.int8], at: NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A gallery as of one generation; its base is of the generation `since`.
+    """A gallery at one generation, with a base from the generation `since`.
 
-    `live` bool [n]: which rows of the base still count; None: all do. `index` is over the base's rows, where there is
-    one; `reference_distances` is as `cbmir.runtime.novelty` has it, of the base, and empty where the base is not mapped
-    from what was derived.
+    `live` bool [n] marks the rows of the base that are not dead; None if all are live. `index` covers the base's rows,
+    if there is an index. `reference_distances` are those of the base (`cbmir.runtime.novelty`), empty unless the base
+    is mapped from the derived files.
     """
 
     generation: int
@@ -175,7 +175,7 @@ class Snapshot:
 
     @classmethod
     def whole(cls, generation: int, base: Columns) -> Snapshot:
-        """One that is all base, in memory, and has no index."""
+        """Make a snapshot from a base in memory, without a tail or an index."""
         tail = Columns.empty(len(base.labels), base.vectors.shape[1])
         return cls(generation, generation, base, tail, np.empty(0, np.float32))
 
@@ -185,7 +185,7 @@ class Snapshot:
 
     @cached_property
     def label_shares(self) -> tuple[float | None, ...]:
-        """`SearchableGallery.label_shares`, in the order of the labels."""
+        """As in `SearchableGallery.label_shares`, in the order of the labels."""
         counts = self.base.label_counts + self.tail.label_counts
         if self.live is not None:
             counts = counts - _label_counts(self.base.labels[:, ~self.live])
@@ -193,13 +193,13 @@ class Snapshot:
 
     @cached_property
     def holds_removed(self) -> bool:
-        """Whether the base has rows of entries that are gone."""
+        """Whether the base contains rows of removed entries."""
         if self.live is None:
             return False
         return not np.isin(self.base.numbers[~self.live], self.tail.numbers).all()
 
     def changed(self, generation: int, numbers: NDArray[np.int64], blocks: Iterable[Columns]) -> Snapshot:
-        """As of a later generation: of the entries `numbers`, there are now those in `blocks`."""
+        """Return the snapshot of a later generation, in which `blocks` replace the entries `numbers`."""
         live = self.live
         at = np.searchsorted(self.base.numbers, numbers)
         there = at < len(self.base)
@@ -211,17 +211,17 @@ class Snapshot:
         return replace(self, generation=generation, tail=Columns.joined([kept, *blocks]), live=live)
 
     def has_patient(self, number: int) -> bool:
-        """Whether a row that counts is of the patient with this number."""
+        """Return whether a live row belongs to the patient with this number."""
         rows = np.flatnonzero(self.base.patients == number)
         is_live = self.live is None or self.live[rows].any()
         return bool((len(rows) and is_live) or (self.tail.patients == number).any())
 
     def vectors(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """float32 [n, D] of the rows at these positions."""
+        """Return the vectors of the rows at these positions: float32 [n, D]."""
         return self._gathered(rows, self.base.vectors, self.tail.vectors)
 
     def numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64 [n], numbers of the rows at these positions."""
+        """Return the numbers of the rows at these positions: int64 [n]."""
         return self._gathered(rows, self.base.numbers, self.tail.numbers)
 
     def _gathered(self, rows: NDArray[np.int64], base: NDArray[_S], tail: NDArray[_S]) -> NDArray[_S]:
@@ -234,7 +234,7 @@ class Snapshot:
         return gathered
 
     def passing(self, selection: Selection | None) -> NDArray[np.bool_] | None:
-        """bool [positions]: the rows that count and pass; None where all do."""
+        """Return which rows are live and pass: bool [positions], or None if all rows do."""
         if selection is None and self.live is None:
             return None
         whole = slice(None)
@@ -247,19 +247,19 @@ class Snapshot:
         return np.concatenate(parts)
 
     def count(self, selection: Selection) -> int:
-        """How many rows count and pass."""
+        """Count the rows that are live and pass."""
         mask = self.passing(selection)
-        assert mask is not None  # there is a selection
+        assert mask is not None  # `passing` returns None only without a selection
         return int(np.count_nonzero(mask))
 
     def passing_base(self, selection: Selection | None, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the base's rows at these positions that count and pass, in their order."""
+        """Return those of the given positions in the base whose rows are live and pass, in the same order."""
         if self.live is not None:
             rows = rows[self.live[rows]]
         return rows if selection is None else rows[selection.passes(self.base, rows)]
 
     def blocks(self) -> Iterator[Columns]:
-        """Every row that counts, in the order of numbers, in blocks: what a new base is made of."""
+        """Yield every live row, ordered by number, in blocks from which a new base is made."""
         tail = self.tail
         for start in range(0, len(self.base), _BLOCK):
             block = self.base.take(slice(start, start + _BLOCK))

@@ -1,7 +1,7 @@
-"""The SQLite databases of the runtime: opening, use by threads, closing, and translation of errors.
+"""SQLite databases of the runtime: opening, sharing between threads, closing, and translating errors.
 
-The gallery and the queue of the PACS node use it. Both keep patient data: only the owner can read a file, and deleted
-data is overwritten. Both acknowledge what they receive: a commit survives a power failure.
+The gallery and the queue of the PACS node use this module. Both store patient data, so only the owner can read their
+files, and deleted data is overwritten. Both acknowledge what they receive, so a commit survives a power failure.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from cbmir.process import Closing
 
 DATABASE = "gallery.sqlite"
 LOG_FILE, SHARED_FILE = f"{DATABASE}-wal", f"{DATABASE}-shm"
-#: In the folder of a gallery that was built: the name of the folder within that holds the gallery now.
+#: File in a built gallery's folder that contains the name of the inner folder with the live gallery.
 POINTER = "current"
 VERSION = re.compile(r"gallery-[0-9a-f]{16}")
-#: Seconds that a writer waits for another before it is refused.
+#: Seconds that a writer waits for another one before it raises an error.
 WAIT = 10.0
-#: Follows on what is damaged; `verify` itself cuts it off.
+#: Appended to messages about damage; `verify` itself removes it.
 SEE_VERIFY = "; 'cbmir index verify' says what is affected"
-#: What reading a damaged database may raise: SQLite's own errors, and Python's where their text is damaged too.
+#: Exceptions from reading a damaged database: SQLite's errors, and Python's if a text is not UTF-8.
 DAMAGE = (sqlite3.Error, UnicodeDecodeError)
 
 _SETTINGS = (
     "PRAGMA foreign_keys = ON",
-    "PRAGMA synchronous = FULL",  # what is acknowledged outlives a power failure
-    "PRAGMA secure_delete = ON",  # what is deleted is overwritten
+    "PRAGMA synchronous = FULL",  # acknowledged writes survive a power failure
+    "PRAGMA secure_delete = ON",  # deleted data is overwritten
     "PRAGMA cell_size_check = ON",
     "PRAGMA trusted_schema = OFF",
-    f"PRAGMA journal_size_limit = {64 << 20}",  # a log that a large merge has swollen shrinks again
+    f"PRAGMA journal_size_limit = {64 << 20}",  # the log shrinks again after a large merge
 )
 _PASSING = {
     "SQLITE_BUSY": "another process is writing to it, and did not finish in time; try again later",
@@ -48,8 +48,8 @@ _PASSING = {
     "SQLITE_PERM": "check the permissions of the folder",
 }
 _KEPT_IDLE = 8
-_MOUNTS = Path("/proc/self/mountinfo")  # of Linux
-#: File systems of other machines, by their names there.
+_MOUNTS = Path("/proc/self/mountinfo")  # Linux only
+#: Network file systems, by their names in `_MOUNTS`.
 _SHARES = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "fuse.ceph-fuse", "fuse.glusterfs", "fuse.sshfs",
     "fuse.rclone", "fuse.s3fs", "fuse.gcsfuse", "fuse.davfs", "fuse.smbnetfs",
@@ -58,10 +58,10 @@ _SHARES = frozenset({
 
 @dataclass(frozen=True)
 class DatabaseKind:
-    """What a database is to its user: the words and types of its errors.
+    """A kind of database: the words and types of its errors, and how it is opened.
 
-    `exclusive`: one process at a time has it, until it closes it or ends, however that is. `live`: which file stands
-    for the one that was asked for, now.
+    If `exclusive`, one process at a time can open it, until that process closes it or ends in any way. `live` returns
+    the file that currently holds the data of the requested one.
     """
 
     noun: str
@@ -74,12 +74,12 @@ class DatabaseKind:
 
 
 def live_folder(folder: Path) -> Path:
-    """The folder that holds a gallery's files: the one that `POINTER` names, or `folder` itself without a pointer.
+    """Return the folder that holds a gallery's files: the one that `POINTER` names, or `folder` without a pointer.
 
-    Raises GalleryError for a pointer that is damaged.
+    Raises GalleryError for a damaged pointer.
     """
     try:
-        name = read_input(folder / POINTER, 4096).decode("utf-8", "replace").strip()  # it may be written by hand
+        name = read_input(folder / POINTER, 4096).decode("utf-8", "replace").strip()  # may be edited by hand
     except (FileNotFoundError, NotADirectoryError):
         return folder
     except OSError as error:
@@ -97,14 +97,13 @@ GALLERY = DatabaseKind(
 
 
 class Connections(Closing):
-    """To a database's file, each for one thread at a time; none is used once another file has taken its place.
+    """Connections to a database file, each used by one thread at a time, and none after the file has been replaced.
 
-    Of an exclusive database there is one, so only one block of `use` or `transaction` may be open at a time.
+    An exclusive database has only one connection, so only one block of `use` or `transaction` may be open at a time.
     """
 
     def __init__(self, file: Path, kind: DatabaseKind, *, read_only: bool = False, wait: float = WAIT) -> None:
-        """Raises the kind's error where no connection can be made, and for a folder on a network share that would be
-        written to."""
+        """Raises the kind's error if no connection can be made, or for a writable folder on a network share."""
         self.folder, self.file = file.parent, kind.live(file)
         self.home = self.file.parent
         self.writable = not read_only and os.access(self.home, os.W_OK)
@@ -118,7 +117,7 @@ class Connections(Closing):
 
     @contextmanager
     def use(self, verb: str) -> Iterator[sqlite3.Connection]:
-        """A connection for one thread. What the block leaves open of a transaction is rolled back at its end."""
+        """Yield a connection for one thread. A transaction that is still open when the block ends is rolled back."""
         connection = self._take()
         try:
             with translated(self._kind, self.folder, verb):
@@ -131,22 +130,22 @@ class Connections(Closing):
 
     @contextmanager
     def transaction(self, verb: str = "write to") -> Iterator[sqlite3.Connection]:
-        """A write transaction: on disk when the block has ended, and nothing of it where the block raised."""
+        """Yield a connection in a write transaction, which is on disk after the block, or rolled back if it raised."""
         with self.use(verb) as connection:
             connection.execute("BEGIN IMMEDIATE").close()
-            self._check_place()  # it may have waited here while another file came in its place
+            self._check_place()  # the file may have been replaced while this waited
             yield connection
             connection.execute("COMMIT").close()
 
     def replaced(self) -> bool:
-        """Whether the file has been moved, deleted or replaced since this was opened."""
+        """Return whether the file has been moved, deleted or replaced since it was opened."""
         try:
             return not os.path.samestat(self._opened, self._kind.live(self._asked).stat())
         except OSError:
             return True
 
     def empty_log(self, *, wait: bool) -> bool:
-        """Bring the log into the database and cut it to nothing; whether that was possible, with a reader about."""
+        """Checkpoint and truncate the log. Return whether that was possible: a reader may prevent it."""
         with self.use("write to") as database:
             database.execute(f"PRAGMA busy_timeout = {int(1000 * self._wait) if wait else 0}").close()
             try:
@@ -156,7 +155,7 @@ class Connections(Closing):
         return not busy
 
     def close(self) -> None:
-        """Close all; those in use are closed when their users are done. May be called again."""
+        """Close all connections; those in use are closed when they are released. May be called more than once."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
@@ -172,7 +171,7 @@ class Connections(Closing):
                 return self._idle.pop()
         connection = self._connect()
         try:
-            self._check_place()  # else it may be to the file that has come there
+            self._check_place()  # the connection may be to a file that replaced this one
         except BaseException:
             connection.close()
             raise
@@ -186,7 +185,7 @@ class Connections(Closing):
 
     def _give_back(self, connection: sqlite3.Connection) -> None:
         with self._lock:
-            # Where nothing can be written none is kept: one that takes the file as it stands never sees a later write.
+            # Read-only connections are not kept: one that was opened as immutable never sees a later write.
             keep = self.writable and not self._closed and len(self._idle) < _KEPT_IDLE
             if keep:
                 self._idle.append(connection)
@@ -196,8 +195,8 @@ class Connections(Closing):
     def _mode(self) -> str:
         if self.writable:
             return "rw"
-        # Where nothing can be written, the log of an open writer can be shared, and none can be made: where there is
-        # none the file stands still, and is taken as it stands.
+        # In a read-only folder, SQLite can share the log of an open writer but not create one. Without a log the file
+        # does not change, so it is opened as immutable.
         shared = all(self.file.with_name(self.file.name + ending).exists() for ending in ("-wal", "-shm"))
         return "ro" if shared or os.access(self.home, os.W_OK) else "ro&immutable=1"
 
@@ -212,7 +211,7 @@ class Connections(Closing):
                     connection.execute("PRAGMA locking_mode = EXCLUSIVE").close()
                 for setting in _SETTINGS:
                     connection.execute(setting).close()
-                # SQLite opens the log at the first read: at once, so that it is this file's.
+                # SQLite opens the log at the first read, so read now, while the log belongs to this file.
                 connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
             except BaseException:
                 connection.close()
@@ -221,12 +220,12 @@ class Connections(Closing):
 
 
 def _check_local(folder: Path, kind: DatabaseKind) -> None:
-    """SQLite's log needs memory that all who use it share, which no two machines do; its locks may not hold either."""
+    """Raise the kind's error for a network share: SQLite's log needs shared memory, and its locks may fail there."""
     device = folder.stat().st_dev
     numbers = f"{os.major(device)}:{os.minor(device)}"
     try:
         mounts = [line.partition(" - ") for line in _MOUNTS.read_text("utf-8", "replace").splitlines()]
-    except OSError:  # of another system than Linux
+    except OSError:  # not Linux
         return
     for place, _, source in mounts:
         if place.split()[2:3] == [numbers] and (system := source.partition(" ")[0]) in _SHARES:
@@ -237,29 +236,29 @@ def _check_local(folder: Path, kind: DatabaseKind) -> None:
 
 
 def new_file(file: Path, kind: DatabaseKind) -> None:
-    """Make a database's file, empty and readable by its owner only: SQLite gives its log the same permissions.
+    """Create an empty database file that only its owner can read. SQLite gives its log the same permissions.
 
-    Raises FileExistsError where it is there already, and the kind's error where it would be on a network share.
+    Raises FileExistsError if the file exists, and the kind's error if the folder is on a network share.
     """
     _check_local(file.parent, kind)
     os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 
 
 def error_name(error: BaseException) -> str:
-    """SQLite's name of an error, or of that which it came from, such as SQLITE_FULL; empty where it is another's."""
+    """Return SQLite's name for an error or its cause, such as SQLITE_FULL; empty if it is not from SQLite."""
     cause = error if error.__cause__ is None else error.__cause__
     return str(getattr(cause, "sqlite_errorname", None) or "")
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an error in reading a database, or what it came from, says nothing of what is in it: it is busy, the disk
-    refuses, or permissions are missing."""
+    """Return whether a read error, or its cause, says nothing about the data: the database is busy, the disk failed, or
+    permissions are missing."""
     cause = error if error.__cause__ is None else error.__cause__
     return isinstance(cause, OSError) or error_name(error).startswith(tuple(_PASSING))
 
 
 def said(error: Exception) -> str:
-    """What an error of `DAMAGE` says, without a value of the database's, which may be a report."""
+    """Return the message of an error in `DAMAGE`, without values from the database, which may be a report."""
     return str(error) if _is_quotable(error) else "text that is not UTF-8"
 
 
@@ -269,7 +268,7 @@ def _is_quotable(error: Exception) -> bool:
 
 @contextmanager
 def translated(kind: DatabaseKind, folder: Path, verb: str) -> Iterator[None]:
-    """SQLite's errors become the kind's."""
+    """Translate SQLite's errors into the kind's."""
     try:
         yield
     except DAMAGE as error:

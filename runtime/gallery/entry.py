@@ -1,4 +1,4 @@
-"""An image of a gallery, its id, and the results of searches and additions."""
+"""The entries of a gallery, their ids, and the results of searching and adding."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cbmir.manifest import Box, Row
 
 @dataclass(frozen=True)
 class Entry:
-    """An image of the gallery. `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown);
-    `boxes` are where some of them are in the image.
+    """An image of the gallery.
 
-    `source` is the hospital or data set, or empty; `date` the study's, YYYY-MM-DD or empty. Where the image came from a
-    PACS, `sop_instance_uid` names it there and `study_id` is the Study Instance UID. `warnings` are the kinds of those
-    that reading it gave (`kinds_text`).
+    `image` is an absolute path; `labels` are 1, 0, -1 (uncertain) or None (unknown), and `boxes` locate some of them in
+    the image. `source` is the hospital or data set, or empty; `date` is the study date, YYYY-MM-DD or empty. A DICOM
+    image has a `sop_instance_uid`, and its Study Instance UID as `study_id` unless the manifest has a study id.
+    `warnings` are the kinds of warnings from reading the image (`kinds_text`).
     """
 
     id: str
@@ -42,19 +42,21 @@ class Entry:
 
     @property
     def positive(self) -> tuple[str, ...]:
-        """Labels that are positive or uncertain, which count in retrieval (METHOD, "Loss")."""
+        """Labels that are positive or uncertain; both count as positive in retrieval (docs/metrics.md)."""
         return tuple(name for name, value in (self.labels or {}).items() if value in (1, -1))
 
     @property
     def without_positive(self) -> str:
-        """What is said of an entry without positive labels: whether all of them are known to be absent."""
+        """The text for an entry without positive labels: "no finding" if all labels are known to be negative."""
         return "no finding" if self.labels and None not in self.labels.values() else "no finding known"
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A neighbour: `distance` is Euclidean between unit vectors, in [0, 2]; `cosine` in [-1, 1]. Of a search by region
-    in a gallery that keeps cells they are those of its best-matching `place`, (x0, y0, x1, y1) in fractions."""
+    """A neighbour: `distance` is the Euclidean distance between unit vectors, in [0, 2]; `cosine` is in [-1, 1].
+
+    In a search by region, if the gallery stores cells, both refer to the best-matching part of the image, `place`: (x0,
+    y0, x1, y1) as fractions of its width and height."""
 
     entry: Entry
     distance: float
@@ -64,13 +66,13 @@ class Hit:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A search's answer: neighbours in the requested order, from one generation of the gallery, and how they were
-    found. Where an index proposed them, those of equal distance are in the order of their ids among those that it
-    found.
+    """Neighbours in the requested order, from one generation of the gallery, and the search method.
 
-    vectors: float32 [n, D], unit norm: the hits' own embeddings, and after them those of the next nearest, where more
-    vectors than hits were asked for.
-    cells: int8 [hits, h, w, d], the codes of the hits' cells, where they were asked for and the gallery keeps them.
+    Ties are ordered by id among the entries that the search found; an index may miss some.
+
+    vectors: float32 [n, D], unit norm: the hits' embeddings, then those of the next nearest entries if more were
+    requested.
+    cells: int8 [hits, h, w, d], the codes of the hits' cells if they were requested and the gallery stores them.
     """
 
     generation: int
@@ -82,9 +84,9 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class Added:
-    """Ids that went in, and (id, id of the entry there with the same content) of each that did not.
+    """The ids that were added, and (id, id of the existing entry with the same content) for each one left out.
 
-    `renamed`: (id, its id now) of those that went in under a longer id, since theirs was another image's.
+    `renamed` has (requested id, new id) for each entry that got a longer id because another image had the requested id.
     """
 
     ids: tuple[str, ...]
@@ -93,9 +95,10 @@ class Added:
 
 
 def with_row(entry: Entry, row: Row, names: Mapping[str, str], absent: Collection[str] = ()) -> Entry:
-    """An entry with what a manifest's row says of it, where it says something; `names`: the manifest's labels in order,
-    and what the gallery calls them. An empty split, report or boxes cell counts, unless the manifest has no such column
-    (`absent`)."""
+    """Return the entry with the values of a manifest row.
+
+    An empty study, view, source or date keeps the entry's value; any other empty cell clears it, except in columns that
+    the manifest lacks (`absent`). `names` maps the manifest's labels, in order, to the gallery's names for them."""
     boxes = tuple(replace(box, label=names.get(box.label, box.label)) for box in row.boxes)
     return replace(
         entry,
@@ -113,12 +116,11 @@ def with_row(entry: Entry, row: Row, names: Mapping[str, str], absent: Collectio
 
 
 def entry_ids(rows: Sequence[Row], taken: Collection[str] = frozenset()) -> list[str]:
-    """An id for each row: the image's name, with as many of its folders as tell it from the others.
+    """Return an id for each row: the image's name, preceded by as many of its folders as make it unique.
 
-    `patient00001/study1/view1_frontal`, say. File suffixes are left out, unless they alone tell two images apart. The
-    folder in which all of them lie plays no part, but for an image whose id would be one of `taken`: that one gets as
-    many more folders as it needs. Raises GalleryError where the same file is listed twice, and where even a whole path
-    is taken.
+    An example is `patient00001/study1/view1_frontal`. File suffixes are left out unless two images differ only in them.
+    The folder that contains all images is left out too, but an id in `taken` is extended by as many more folders as
+    necessary. Raises GalleryError if a file is listed twice, or if even its whole path is taken.
     """
     if not rows:
         return []
@@ -142,14 +144,14 @@ def entry_ids(rows: Sequence[Row], taken: Collection[str] = frozenset()) -> list
 
 
 def longer_ids(id: str, path: str) -> Iterator[str]:
-    """Ends of an image's path with more folders than its id has, the shortest first; with its suffix if the id has."""
+    """Return longer ids from an image's path, the shortest first, with the file suffix if `id` has it."""
     suffix = PurePosixPath(path).suffix
     parts = (path if id.endswith(suffix) else path.removesuffix(suffix)).split("/")
     return ("/".join(parts[-depth:]) for depth in range(id.count("/") + 2, len(parts) + 1))
 
 
 def _free(ids: list[str], paths: list[str], taken: Collection[str]) -> list[str]:
-    """The same ids, with more of their paths where they are taken."""
+    """Return the ids, extending those that are taken by more folders of their paths."""
     used = set(ids)
     for row, name in enumerate(ids):
         if name not in taken:

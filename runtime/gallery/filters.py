@@ -1,11 +1,11 @@
-"""Which entries a search may return: a `Filter`, and its small language of labels.
+"""Filters that limit which entries a search may return, and their small language for labels.
 
     Effusion and not (Pneumothorax or "Lung Opacity")
 
-A name selects entries in which that finding is positive or uncertain, as everywhere in retrieval. `not` selects those
-in which it is *known* to be absent: an entry with an unknown label matches neither. `parse` moves every `not` down to
-the names, so that a condition is made of `HasLabel`, `AllOf` and `AnyOf` alone, and any gallery can say it in its own
-terms.
+A name selects entries in which that finding is positive or uncertain, as everywhere in retrieval. `not` selects entries
+in which it is *known* to be absent; an entry with an unknown label matches neither. `parse` moves every `not` down to
+the names, so a condition consists only of `HasLabel`, `AllOf` and `AnyOf`, which any gallery can translate to its own
+query language.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from cbmir.errors import GalleryError
 from cbmir.labels import LabelSet, canonical, did_you_mean
 
 _TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
-_DEEPEST = 50  # parentheses in parentheses: they are read by recursion
+_DEEPEST = 50  # levels of parentheses, which are parsed recursively
 
 
 @dataclass(frozen=True)
 class HasLabel:
-    """The label at `index` is positive or uncertain; with `present` False, known to be negative."""
+    """The condition that the label at `index` is positive or uncertain, or, if not `present`, known to be negative."""
 
     index: int
     present: bool = True
@@ -32,37 +32,37 @@ class HasLabel:
 
 @dataclass(frozen=True)
 class AllOf:
-    """Every part holds."""
+    """The condition that every part holds."""
 
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True)
 class AnyOf:
-    """At least one part holds."""
+    """The condition that at least one part holds."""
 
     parts: tuple[Condition, ...]
 
 
 Condition = HasLabel | AllOf | AnyOf
-#: Conditions of a `Filter` that are texts.
+#: Fields of `Filter` that hold text.
 TEXTS = ("where", "view", "source", "since", "until")
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The conditions for an entry to be among the neighbours; the empty filter accepts all.
+    """The conditions that an entry must meet to be returned; an empty filter accepts all entries.
 
     Attributes:
-        exclude_patients: Ids as they were given to `add`.
-        exclude_studies: The same of studies; an id excludes that of every patient who has one of this id.
-        where: An expression of labels (see the module). Spaces around this text and the others do not count.
-        view, source: A name such as PA, and a hospital or data set, in either case.
+        exclude_patients: Patient ids, as they were passed to `add`.
+        exclude_studies: Study ids, likewise. If several patients have a study with this id, all are excluded.
+        where: An expression of labels (see the module docstring). Spaces around this and other texts are ignored.
+        view, source: A view such as PA, and a hospital or data set; not case-sensitive.
         since, until: The first and the last date, YYYY-MM-DD; entries without a date do not pass.
-        only_patients: If it is not empty, only entries of these patients pass.
+        only_patients: If not empty, only entries of these patients pass.
 
     Raises:
-        GalleryError: A value of another type, a wrong day, days out of order, or an empty id in `only_patients`.
+        GalleryError: A type is wrong, a date is invalid, `since` is after `until`, or `only_patients` has an empty id.
     """
 
     exclude_patients: frozenset[str] = field(default=frozenset())
@@ -106,12 +106,12 @@ class Filter:
         return parse_day(self.until) if self.until else 99991231
 
 
-#: Lets all entries pass.
+#: The filter that accepts all entries.
 EVERY = Filter()
 
 
 def parse_day(text: str, where: str = "") -> int:
-    """YYYYMMDD of a day YYYY-MM-DD. Raises GalleryError for another text; `where` it stands follows in the message."""
+    """Convert a date YYYY-MM-DD to the number YYYYMMDD. Raises GalleryError for other text, with `where` at the end."""
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             raise ValueError
@@ -122,17 +122,16 @@ def parse_day(text: str, where: str = "") -> int:
 
 
 def parse(text: str, labels: LabelSet) -> Condition:
-    """The condition that an expression states. Raises GalleryError for one that cannot be read, which says where, and
-    for a name that is not among `labels`, which it lists.
+    """Parse an expression of labels.
 
-    Names are matched in either case and by what other data sets call them; one of several words may be quoted. `and`
-    binds closer than `or`, `not` closest.
+    Names are not case-sensitive and may be those of other data sets; names of several words may be quoted. `and` binds
+    more tightly than `or`, and `not` most tightly. Raises GalleryError for a syntax error and for an unknown label.
     """
     return _Parser(text, labels).whole()
 
 
 class _Parser:
-    """Recursive descent over tokens (kind, text), kind being "(", ")", "and", "or", "not", "name" or "end"."""
+    """A recursive-descent parser over tokens (kind, text); kinds are "(", ")", "and", "or", "not", "name" and "end"."""
 
     def __init__(self, text: str, labels: LabelSet) -> None:
         self.text, self.labels = text, labels
@@ -150,7 +149,7 @@ class _Parser:
         position, text = 0, self.text.rstrip()
         while position < len(text):
             match = _TOKEN.match(text, position)
-            if match is None:  # a quote that is opened and not closed
+            if match is None:  # an unclosed quote
                 raise GalleryError(f"expected a closing quote in {self.text!r}, found none")
             position = match.end()
             mark, word = match["mark"], match["word"]
@@ -160,13 +159,13 @@ class _Parser:
                 tokens.append(("name", match["double"] if match["single"] is None else match["single"]))
             elif word.lower() in ("and", "or", "not"):
                 tokens.append((word.lower(), word))
-            elif tokens and tokens[-1][0] == "name":  # words that nothing parts are one name
+            elif tokens and tokens[-1][0] == "name":  # consecutive words form one name
                 tokens[-1] = ("name", f"{tokens[-1][1]} {word}")
             else:
                 tokens.append(("name", word))
         return [*tokens, ("end", "the end")]
 
-    # `present` is False under an odd number of `not`: there `and` is read as `or`, and the other way round.
+    # `present` is False inside an odd number of `not`. There `and` becomes `or`, and vice versa (De Morgan).
 
     def _any(self, present: bool) -> Condition:
         parts = [self._all(present)]

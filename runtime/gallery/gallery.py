@@ -1,8 +1,8 @@
-"""A gallery in a folder: entries, embeddings and thumbnails in SQLite, and the nearest of them to an image.
+"""A gallery in a folder, with entries, embeddings and thumbnails in SQLite, that can be searched for neighbours.
 
-SQLite (with a write-ahead log) holds all data, read and written in transactions (`Reader`, `Writer`). Each change
-raises the gallery's generation by one, and is acknowledged once it is on the disk, so it survives a crash or power
-failure. Searches use data derived from it (`IndexCache`).
+SQLite (with a write-ahead log) holds all data, which is read and written in transactions (`Reader`, `Writer`). Each
+change raises the gallery's generation by one and is acknowledged once it is on disk, so it survives a crash or power
+failure. Searches use data derived from SQLite (`IndexCache`).
 """
 
 from __future__ import annotations
@@ -46,29 +46,30 @@ from cbmir.runtime.gallery.writer import Writer, check_vectors
 
 log = logging.getLogger("cbmir")
 
-#: What the last build or addition left out, listed in the gallery's folder.
+#: Lists of images that a build or addition left out, found changed or read with a warning, in the gallery's folder.
 UNREADABLE, DUPLICATES, CHANGED, WARNINGS = LISTS = "unreadable.csv", "duplicates.csv", "changed.csv", "warnings.csv"
-#: A picture of the gallery, where `cbmir index map` made one (`cbmir.runtime.gallery.projection`).
+#: Map of the gallery, if `cbmir index map` has made one (`cbmir.runtime.gallery.projection`).
 MAP = "map.npz"
 _FILES = frozenset({DATABASE, LOG_FILE, SHARED_FILE, LAST_COMMIT, *LISTS, MAP})
 
 
 def is_gallery_file(name: str) -> bool:
-    """Whether a file or folder of this name in a gallery's folder is the gallery's own."""
+    """Return whether a file or folder with this name in a gallery's folder belongs to the gallery."""
     return name in _FILES or index_files.is_derived(name)
 
 
 class Gallery(EditableGallery):
-    """Made by `create` or `open`. Many threads and processes can use it at once: readers continue during a write, each
-    with the generation that it began with, and writers wait for each other.
+    """A gallery on disk, made by `create` or `open`.
 
-    An answer names its generation and includes all changes that were acknowledged before the search began. Every method
-    may raise GalleryError, for a gallery that is closed, damaged, moved or replaced.
+    Many threads and processes can use it at the same time. Readers continue during a write, each with the generation
+    that it began with, and writers wait for each other. A search result names its generation and includes all changes
+    that were acknowledged before the search began. Every method may raise GalleryError if the gallery is closed,
+    damaged, moved or replaced.
     """
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
-        """Owns the connections. Raises GalleryError if they do not lead to a complete gallery of this schema."""
-        self.path, self.home = connections.folder, connections.home  # as asked for; where its files are now
+        """Take over the connections. Raises GalleryError if they do not lead to a whole gallery of this schema."""
+        self.path, self.home = connections.folder, connections.home  # as requested; the folder of the live files
         self._connections = connections
         try:
             self._meta = meta = schema.open_meta(connections, pseudonyms)
@@ -89,17 +90,17 @@ class Gallery(EditableGallery):
         index: str = "auto",
         cells: CellCodec | None = None,
     ) -> Self:
-        """Make an empty gallery in a new or empty folder.
+        """Create an empty gallery in a new or empty folder.
 
         Args:
-            labels: Those of its entries; by default the model's.
-            pseudonyms: If given, the gallery keeps ids of patients and studies as pseudonyms. Paths, entry ids and
-                reports are kept as they are given.
-            index: How it is searched: "exact", with an index in "bf16" or "int8", or "auto", which depends on the size.
-            cells: If given, the gallery keeps codes of each image's cells.
+            labels: Labels of the entries; by default those of the model.
+            pseudonyms: If given, ids of patients and studies are stored as pseudonyms. Paths, entry ids and reports are
+                stored unchanged.
+            index: "exact" for exact search, "bf16" or "int8" for an index of these codes, or "auto" to choose by size.
+            cells: If given, the gallery stores codes of each image's cells.
 
         Raises:
-            GalleryError: There is something at `path`.
+            GalleryError: `path` exists and is not an empty folder, or cannot be written.
         """
         schema.check_index(index)
         path = Path(path)
@@ -122,9 +123,9 @@ class Gallery(EditableGallery):
         """Open a gallery.
 
         Args:
-            pseudonyms: Needed if the gallery keeps pseudonyms and a patient's or study's id is looked up or written;
-                only then a missing or wrong key is an error.
-            wait: Seconds that a write waits for another write.
+            pseudonyms: Key of a gallery that stores pseudonyms. A missing or wrong key is an error only when an id of a
+                patient or study is looked up or written.
+            wait: Seconds that a write waits for another one.
             read_only: Write nothing, for example on a read-only disk.
 
         Raises:
@@ -155,12 +156,12 @@ class Gallery(EditableGallery):
 
     @property
     def pseudonym_check(self) -> str:
-        """`Pseudonyms.check` of the key for ids of patients and studies; empty where these are kept as they are."""
+        """`Pseudonyms.check` of the key for ids of patients and studies; empty if these are stored unchanged."""
         return self._meta.keys.check
 
     @property
     def reference_distances(self) -> NDArray[np.float32]:
-        """As of when the index files were last written; measured now if these do not exist, or held too few."""
+        """Those of the index files; measured now if there are no such files, or if they hold too few entries."""
         return self._index.reference_distances()
 
     @property
@@ -175,17 +176,17 @@ class Gallery(EditableGallery):
     # -- transactions
 
     def reading(self) -> AbstractContextManager[Reader]:
-        """One moment of the gallery, for any number of threads at once."""
+        """Begin a read transaction. Any number of threads can read at the same time."""
         return Reader.begin(self._meta, self._connections)
 
     def writing(self) -> AbstractContextManager[Writer]:
-        """One write transaction: all of it is there when the block has ended, none of it where the block raised.
+        """Begin a write transaction, committed when the block ends and rolled back if it raises.
 
-        What is derived does not follow: `settle` sees to that.
+        The derived files are not updated; call `settle` afterwards.
 
         Raises:
-            GalleryError: Another writer does not end in time, the disk is full or may not be written to, or another
-                gallery has taken this one's place.
+            GalleryError: Another writer does not finish in time, the disk is full or not writable, or the gallery was
+                replaced.
         """
         return Writer.begin(self._meta, self._connections)
 
@@ -208,10 +209,10 @@ class Gallery(EditableGallery):
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """As `EditableGallery.remove`, which has its arguments and errors.
+        """Remove entries, with the arguments and errors of `EditableGallery.remove`.
 
         The bytes are overwritten in place, and in the log as soon as there is no reader (see `compact`). Derived files
-        that hold the same data are deleted at once and rebuilt.
+        with the same data are deleted immediately and rebuilt.
         """
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
@@ -219,24 +220,24 @@ class Gallery(EditableGallery):
             if not self._connections.empty_log(wait=False):
                 log.info("%s: another process is reading the gallery, so its log still holds what was removed; the "
                          "next 'cbmir index compact' deletes it", self.path)  # fmt: skip
-            for name in (*LISTS, MAP):  # they may name the same images
+            for name in (*LISTS, MAP):  # may name the removed images
                 (self.path / name).unlink(missing_ok=True)
             self._index.drop_removed()
         return removed
 
-    # -- what is derived
+    # -- derived files
 
     def write_index(self) -> None:
-        """Write the search files, unless they are up to date. Raises GalleryError where that fails."""
+        """Write the search files, unless they are up to date. Raises GalleryError if they cannot be written."""
         self._index.write()
 
     def rebuild(self, setting: str | None = None) -> None:
-        """Rebuild the search files from SQLite, with another setting (`create`) if one is given.
+        """Rebuild the search files from SQLite, with another index setting (as in `create`) if one is given.
 
-        Searches use the old files until then.
+        Searches use the old files until the new ones are complete.
 
         Raises:
-            GalleryError: It cannot be written.
+            GalleryError: The setting is unknown, or the files cannot be written.
         """
         self._index.check_writable()
         if setting is not None:
@@ -245,22 +246,22 @@ class Gallery(EditableGallery):
         self._index.rebuild()
 
     def settle(self) -> None:
-        """What a writer does when it is done: make what searches need again where it was written and is outgrown."""
+        """Renew the search files if there are any and too many entries have changed. Call this after writing."""
         self._index.settle()
 
     def compact(self) -> None:
-        """Rewrite the database without free pages, and empty the log, so that no removed data is left.
+        """Rewrite the database without free pages and empty the log, so that no removed data is left.
 
-        Needs room for two more copies, one of them in the folder for temporary files (`SQLITE_TMPDIR`), where no other
-        process can open it.
+        This needs space for two more copies, one of them in the folder for temporary files (`SQLITE_TMPDIR`), where no
+        other process can open it.
 
         Raises:
-            GalleryError: The gallery is damaged, and nothing was changed; or another process keeps reading, so that the
-                log cannot be emptied.
+            GalleryError: The gallery is damaged (nothing was changed), or another process keeps reading, so the log
+                cannot be emptied.
         """
-        self._index.save()  # now, while it is known what has changed since
+        self._index.save()  # before `tidy` clears the record of changes
         with self.writing() as writer:
-            for _ in writer.columns():  # what is damaged must not be copied as if it were whole
+            for _ in writer.columns():  # raises for damaged rows, which must not be copied
                 pass
             writer.tidy()
         with self._connections.use("compact") as database:
@@ -275,7 +276,7 @@ class Gallery(EditableGallery):
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
         exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
-        """As `SearchableGallery.search_many`; all answers are of one generation, and computed together."""
+        """Search as `SearchableGallery.search_many` does. All results are from one generation."""
         count = len(embeddings)
         filters = [EVERY] * count if filters is None else filters
         if len(filters) != count:
@@ -334,7 +335,7 @@ class Gallery(EditableGallery):
             return reader.ids()
 
     def every_entry(self) -> Iterator[Entry]:
-        with self.reading() as reader:  # one moment
+        with self.reading() as reader:  # one transaction for all entries
             yield from reader.every_entry()
 
     def find(self, sha256: str) -> list[Entry]:
@@ -350,7 +351,7 @@ class Gallery(EditableGallery):
 
     def has_patient(self, patient_id: str) -> bool:
         numbers = self._meta.patient_numbers([patient_id])
-        with self._index.moment() as (_, snapshot):  # its rows are verified: a damaged index could hide a patient
+        with self._index.moment() as (_, snapshot):  # made from verified rows: a damaged index could hide a patient
             return any(map(snapshot.has_patient, numbers))
 
     def vector(self, id: str) -> NDArray[np.float32]:
@@ -362,10 +363,10 @@ class Gallery(EditableGallery):
             return reader.thumbnails(map(reader.number, ids))
 
     def info(self) -> dict[str, Any]:
-        """A description of the gallery and its content, in plain values for JSON.
+        """Describe the gallery and its contents in values that JSON can represent.
 
-        `search` says how it is searched; `changed`, how many entries have changed since what is derived was written
-        (None: nothing is).
+        `search` is the search method; `changed` is the number of entries that have changed since the derived files were
+        written, or None if there are no such files.
         """
         with self.reading() as reader:
             counts = reader.counts()

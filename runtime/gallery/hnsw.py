@@ -1,16 +1,16 @@
 """The approximate index of a large gallery: usearch's HNSW graph over bfloat16 or int8 codes of the vectors.
 
 It proposes candidates, which are then ranked by their vectors: codes are good enough to find the neighbourhood, but not
-the order within it. They are compared by Euclidean distance: rounding changes their lengths by more than near
-neighbours differ, which would lead an inner product astray.
+the order within it. Codes are compared by Euclidean distance, since rounding changes their lengths by more than near
+neighbours differ, which would distort an inner product.
 
-When several threads add vectors at once, 3 to 10 of 20,000 cannot be reached through the graph: a bug of usearch (2.26;
-https://github.com/unum-cloud/USearch/issues/735). So each vector is searched for by itself, and those that are not
-found are added once more, by one thread. Hundreds of equal vectors may still cut the graph apart: the log says how many
-stay out of reach.
+When several threads add vectors at the same time, 3 to 10 of 20,000 cannot be reached through the graph, because of a
+bug in usearch 2.26 (https://github.com/unum-cloud/USearch/issues/735). So each vector is searched for, and those that
+are not found are added again by one thread. Hundreds of equal vectors may still split the graph; the log says how many
+remain unreachable.
 
-Keys are the vectors' positions. The digest of a saved index must be verified before usearch sees it (`index_files`): a
-flipped bit would crash the process, not raise.
+Keys are the vectors' positions. The digest of a saved index must be verified before usearch reads it (`index_files`): a
+flipped bit would crash the process instead of raising an error.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from cbmir.process import available_threads
 
 
 def products(queries: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [M, n] of float32 [M, D] and [n, D].
+    """Multiply float32 [M, D] by the transpose of float32 [n, D]: float32 [M, n].
 
-    One query is multiplied by this thread alone: those of BLAS are slow to wake on a busy machine, and go on spinning
-    for some 30 ms after it, which takes the processors from the model's next image.
+    A single query is multiplied without BLAS threads, which are slow to wake on a busy machine and then spin for about
+    30 ms, taking processors away from the model's next image.
     """
     found: NDArray[np.float32] = queries @ rows.T if len(queries) != 1 else np.vecdot(rows, queries[0])[None]
     return found
 
 
-#: The share of the variance that a code holds. What is lost of neighbours by the rest is won back by ranking more.
+#: Share of the variance that a code holds. Ranking more candidates makes up for the loss.
 _KEPT = 0.99
-#: Of vectors that are coded no more than this share of the variance may be lost, and no more than so many of them may
-#: lose a fifth of theirs: else they are of another kind than those that the code was made for.
+#: Vectors may lose at most `_MOST_LOST` of their variance, and at most `_MOST_ODD` of the vectors may lose more than
+#: `_ODD` of theirs. Otherwise they are of another kind than those that the codec was fitted to.
 _MOST_LOST, _ODD, _MOST_ODD = 0.03, 0.2, 0.005
-_STEP = 64  # a code's length is a multiple of this, as processors compare so many values at once
+_STEP = 64  # a code's length is a multiple of this, since processors compare 64 values at a time
 _SAMPLE = 20_000
 _LARGEST = 127
-_LEAST = 1e-6  # the range of vectors that are all the same
+_LEAST = 1e-6  # smallest range, for vectors that are all equal
 
 
 @dataclass(frozen=True, eq=False)
 class PcaInt8Codec:
-    """int8 codes of vectors: `mean` float32 [D] is subtracted, the rest projected on `directions` (float32 [d, D],
-    orthonormal; None: all are kept), multiplied by `scale` and rounded.
+    """A codec that subtracts `mean` (float32 [D]) from vectors, projects them onto `directions` (float32 [d, D],
+    orthonormal; None keeps all), multiplies by `scale` and rounds to int8.
 
-    Embeddings that were trained by proxies differ in few directions: of 1,776 chest radiographs of NIH's by a
-    DenseNet121, 84 of 1,024 hold 99% of the variance. So a code keeps the principal components that hold as much, where
-    these are no more than half of the dimensions. Its largest value is 127: values of 1,024 dimensions are near 1/32,
-    and most of the bits would be lost else.
+    Embeddings trained with proxies vary in few directions: for 1,776 chest radiographs of NIH and a DenseNet121, 84 of
+    1,024 hold 99% of the variance. So a code keeps the principal components that hold this share, if they are no more
+    than half of the dimensions. The largest value becomes 127, because values in 1,024 dimensions are about 1/32, and
+    most bits would be lost without scaling.
     """
 
     mean: NDArray[np.float32]
@@ -73,10 +73,10 @@ class PcaInt8Codec:
 
     @classmethod
     def fitted(cls, vectors: NDArray[np.float32], size: int) -> Self:
-        """For float32 [N, D], which may be mapped from a file; `size` of them are in memory at once, and a sample."""
+        """Fit a codec to float32 [N, D], which may be mapped: only a sample and `size` rows are in memory at a time."""
         if not len(vectors):
             return cls(np.zeros(vectors.shape[1], np.float32), None, _LARGEST / _LEAST)
-        rng = np.random.default_rng(0)  # not each so-many-th: kinds may take turns
+        rng = np.random.default_rng(0)  # not every n-th row, since kinds of images may alternate
         sample = vectors[np.sort(rng.choice(len(vectors), min(_SAMPLE, len(vectors)), replace=False))]
         mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
         for directions in (_principal(sample - mean), None):
@@ -90,8 +90,9 @@ class PcaInt8Codec:
 
     @classmethod
     def of_size(cls, sample: NDArray[np.float32], size: int) -> Self:
-        """With the first `size` principal components of float32 [N, D], regardless of their variance; one
-        value in a thousand is cut, so that the others keep their bits."""
+        """Fit a codec with the first `size` principal components of float32 [N, D], regardless of their variance.
+
+        One value in a thousand is clipped, so that the others are more precise."""
         mean = sample.mean(axis=0, dtype=np.float64).astype(np.float32)
         _, directions = np.linalg.eigh(np.cov(sample, rowvar=False))
         kept = np.ascontiguousarray(directions[:, ::-1][:, :size].T.astype(np.float32))
@@ -100,29 +101,29 @@ class PcaInt8Codec:
 
     @property
     def dim(self) -> int:
-        """Of a code."""
+        """The number of values in a code."""
         return len(self.mean if self.directions is None else self.directions)
 
     def codes(self, vectors: NDArray[np.float32]) -> NDArray[np.int8]:
-        """int8 [N, dim] of float32 [N, D]: what is beyond the range is cut."""
+        """Encode float32 [N, D] as int8 [N, dim], clipping values outside the range."""
         scaled = np.rint(self._kept(vectors) * np.float32(self.scale))
         codes: NDArray[np.int8] = np.clip(scaled, -_LARGEST, _LARGEST).astype(np.int8)
         return codes
 
     def decoded(self, codes: NDArray[np.int8]) -> NDArray[np.float32]:
-        """float32 [N, D], as near as codes [N, dim] tell."""
+        """Approximate the vectors float32 [N, D] from their codes [N, dim]."""
         kept: NDArray[np.float32] = codes.astype(np.float32) / np.float32(self.scale)
         if self.directions is not None:
             kept = kept @ self.directions
         return self.mean + kept
 
     def projected(self, vector: NDArray[np.float32]) -> NDArray[np.float64]:
-        """float64 [dim]: a vector [D] along the directions that are kept, its mean not taken off."""
+        """Project a vector [D] onto the directions, without subtracting the mean: float64 [dim]."""
         exact = vector.astype(np.float64)
         return exact if self.directions is None else self.directions @ exact
 
     def fits(self, blocks: Iterable[NDArray[np.float32]]) -> bool:
-        """Whether vectors, in blocks, lose little by it: by directions that are not kept, and by what is cut."""
+        """Return whether vectors, given in blocks, lose little variance by projection and clipping."""
         whole = lost = 0.0
         count = odd = 0
         end = np.float32((_LARGEST + 0.5) / self.scale)
@@ -134,7 +135,7 @@ class PcaInt8Codec:
         return lost <= _MOST_LOST * whole + 1e-9 and odd <= _MOST_ODD * count
 
     def save(self, path: Path) -> None:
-        """To a new file of numpy's. Raises OSError where it cannot be written."""
+        """Save the codec to a new .npz file. Raises OSError if it cannot be written."""
         with path.open("wb") as stream:
             self.write(stream)
 
@@ -144,13 +145,13 @@ class PcaInt8Codec:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Raises OSError or ValueError if it is missing."""
+        """Load the codec from a file. Raises OSError or ValueError if it cannot be read."""
         with open_input(path) as stream:
             return cls.read(stream)
 
     @classmethod
     def read(cls, stream: IO[bytes]) -> Self:
-        """Raises ValueError if it is missing."""
+        """Read the codec from a stream. Raises ValueError if the stream holds no codec."""
         try:
             with np.load(stream, allow_pickle=False) as saved:
                 directions = saved["directions"]
@@ -164,7 +165,7 @@ class PcaInt8Codec:
 
 
 def _principal(centred: NDArray[np.float32]) -> NDArray[np.float32] | None:
-    """float32 [d, D]; None where no fewer than half of the directions would do."""
+    """Return the principal directions that hold `_KEPT`, float32 [d, D], or None if they are more than half of all."""
     variances, directions = np.linalg.eigh((centred.T @ centred).astype(np.float64))
     variances = np.maximum(variances[::-1], 0)
     held = np.cumsum(variances)
@@ -181,29 +182,29 @@ log = logging.getLogger("cbmir")
 Codes = Literal["bf16", "int8"]
 
 _DTYPES: dict[Codes, str] = {"bf16": "bf16", "int8": "i8"}
-#: A vector is looked for among so many candidates; if it is not there, among more.
+#: Numbers of candidates among which a vector is searched for, one after the other, until it is found.
 _LOOKED_AT = (1, 16, 256)
-_PASSES = 3  # one does, nearly always
-_BLOCK = 8192  # vectors that are coded and added at once: what is mapped from a file never is in memory as a whole
+_PASSES = 3  # one is nearly always enough
+_BLOCK = 8192  # vectors coded and added at a time, so that a mapped file is never in memory as a whole
 
 
 class HnswIndex:
-    """Made by `build` or `view`. Searching is safe from many threads."""
+    """An index, made by `build` or `view`. Searching is thread-safe."""
 
     def __init__(self, index: Any, codec: PcaInt8Codec | None) -> None:
-        """`codec` is of int8 codes; None for bf16."""
+        """`codec` makes int8 codes; it is None for bf16."""
         self.codes: Codes = "bf16" if codec is None else "int8"
         self.codec = codec
         self._index = index
-        self._index.expansion_search = 1  # what is asked for decides how far the graph is walked
-        self._lock = threading.Lock()  # usearch hands out its thread contexts by number: two callers would share one
+        self._index.expansion_search = 1  # the requested count decides how far the graph is searched
+        self._lock = threading.Lock()  # usearch numbers its thread contexts, so two callers would share one
 
     def __len__(self) -> int:
         return len(self._index)
 
     @classmethod
     def build(cls, codes: Codes, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex:
-        """Index unit vectors float32 [N, D]. Only a build with one thread repeats to the bit."""
+        """Index unit vectors, float32 [N, D]. Only a build with one thread is reproducible."""
         codec = PcaInt8Codec.fitted(vectors, _BLOCK) if codes == "int8" else None
         dim = vectors.shape[1] if codec is None else codec.dim
         index = cls(_usearch().Index(ndim=dim, metric="l2sq", dtype=_DTYPES[codes]), codec)
@@ -211,8 +212,8 @@ class HnswIndex:
         return index
 
     def extended(self, vectors: NDArray[np.float32], *, threads: int | None = None) -> HnswIndex | None:
-        """An index in memory of float32 [N, D], the first of which this one holds; or None where it cannot be had by
-        adding, since the new vectors do not fit its codes."""
+        """Return an index in memory of float32 [N, D], whose first rows this index holds, by adding the others. Return
+        None if these do not fit the codes."""
         start = len(self)
         if self.codec is not None and not self.codec.fits(block for _, block in _blocks(vectors, start)):
             return None
@@ -223,9 +224,9 @@ class HnswIndex:
 
     @classmethod
     def view(cls, path: Path, codec: PcaInt8Codec | None) -> HnswIndex:
-        """Map a saved index, whose bytes have been verified and must never change.
+        """Map a saved index, whose bytes must have been verified and must never change.
 
-        Raises GalleryError where this version of usearch cannot read it.
+        Raises GalleryError if this version of usearch cannot read it.
         """
         try:
             index = _usearch().Index.restore(path, view=True)
@@ -240,24 +241,24 @@ class HnswIndex:
         return cls(index, codec)
 
     def save(self, path: Path) -> None:
-        """Write to a new file. Raises OSError where it cannot be written."""
+        """Save the index to a new file. Raises OSError if it cannot be written."""
         try:
             with self._lock:
                 self._index.save(path)
         except RuntimeError as error:
             raise OSError(f"{path}: usearch cannot write the index ({error})") from error
         expected, found = self._index.serialized_length, path.stat().st_size
-        if expected != found:  # it does not tell of every write that failed
+        if expected != found:  # usearch does not report every failed write
             raise OSError(f"{path}: expected an index of {expected} bytes, found {found}: the disk may be full")
 
     def search(self, queries: NDArray[np.float32], count: int) -> list[NDArray[np.int64]]:
-        """For each of float32 [M, D], the positions of about the `count` nearest; fewer where the index is smaller."""
+        """Return the positions of about the `count` nearest for each of float32 [M, D]; fewer from a smaller index."""
         count = min(count, len(self))
         if not count or not len(queries):
             return [np.empty(0, np.int64) for _ in queries]
         matches = self._matches(self._coded(queries), count)
         keys = np.asarray(matches.keys, np.int64).reshape(len(queries), -1)
-        if len(queries) == 1:  # then usearch answers with as many as it found
+        if len(queries) == 1:  # usearch returns only as many as it found
             return [keys[0]]
         return [row[:found] for row, found in zip(keys, matches.counts, strict=True)]
 
@@ -281,7 +282,7 @@ class HnswIndex:
                         "--index exact' all are found", len(lost), len(self))  # fmt: skip
 
     def _lost(self, vectors: NDArray[np.float32]) -> NDArray[np.int64]:
-        """Which of the vectors that are in the index cannot be found by themselves, nor one that is equal."""
+        """Return which indexed vectors cannot be found by searching for them, neither themselves nor an equal one."""
         lost, codes = np.arange(len(vectors)), self._coded(vectors)
         for count in _LOOKED_AT:
             if len(lost):
@@ -290,18 +291,18 @@ class HnswIndex:
         return lost
 
     def _coded(self, vectors: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.int8]:
-        """What usearch is given: float32, which it rounds to bfloat16, or int8."""
+        """Return vectors as usearch expects them: int8 codes, or float32, which it rounds to bfloat16."""
         return vectors if self.codec is None else self.codec.codes(vectors)
 
 
 def _usearch() -> ModuleType:
-    """The module `usearch.index`.
+    """Import `usearch.index`, after ONNX Runtime if that is installed.
 
-    ONNX Runtime is imported before it where it is installed: the other way round its import crashes the process (met
-    with usearch 2.26 and onnxruntime 1.32), and a gallery may well be searched before an engine is opened.
+    In the opposite order, importing ONNX Runtime crashes the process (seen with usearch 2.26 and onnxruntime 1.32), and
+    a gallery may be searched before an engine is opened.
     """
     if "usearch.index" not in sys.modules:
-        with suppress(ImportError):  # not installed; where it is broken, the engine that needs it says so
+        with suppress(ImportError):  # not installed; if it is broken, the engine that needs it reports that
             importlib.import_module("onnxruntime")
     return importlib.import_module("usearch.index")
 

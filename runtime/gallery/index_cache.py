@@ -1,7 +1,7 @@
 """The data for searches: a snapshot that follows every write, and the index files beside the database.
 
-These files are written when a build ends (`write`), by a writer whose changes have outgrown them (`settle`), and by a
-search that finds no valid ones. One process at a time writes them; others keep using what they have.
+These files are written at the end of a build (`write`), by a writer after too many changes (`settle`), and by a search
+that finds no valid ones. One process at a time writes them, while others keep using what they have.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from cbmir.runtime.novelty import FEWEST, reference_distances
 
 log = logging.getLogger("cbmir")
 
-#: With no more entries than this a search writes nothing by itself: they are read from SQLite as fast.
+#: Up to this many entries, a search creates no files, since reading from SQLite is just as fast.
 SMALL = 1000
-#: The files have been outgrown when a tenth of their entries have changed since: but not before so many have, and in
-#: any case when so many have, for each search compares them all.
+#: The files are outgrown when more than `TAIL_LIMIT` and a tenth of their entries have changed, or more than
+#: `TAIL_MOST`, since each search compares all changed entries.
 TAIL_LIMIT, TAIL_MOST = 5000, 20_000
 
 
 class IndexCache:
-    """Of one gallery; safe from many threads."""
+    """The search data of one gallery. Thread-safe."""
 
     def __init__(self, connections: Connections, meta: Meta) -> None:
         self._connections = connections
@@ -43,13 +43,13 @@ class IndexCache:
         self._path = connections.home
         self._snapshot: Snapshot | None = None
         self._refreshing = threading.Lock()
-        self._seen: tuple[int, int] | None = None  # the newest index folder that this process has tried or written
-        self._measured: tuple[int, NDArray[np.float32]] | None = None  # reference distances, of so many entries
+        self._seen: tuple[int, int] | None = None  # the newest index folder that this process tried or wrote
+        self._measured: tuple[int, NDArray[np.float32]] | None = None  # number of entries, their reference distances
         self._measuring = threading.Lock()
 
     @contextmanager
     def moment(self) -> Iterator[tuple[Reader, Snapshot]]:
-        """A reader, and the snapshot of the same generation."""
+        """Yield a reader and the snapshot of the same generation."""
         snapshot = None
         while snapshot is None:
             with self._reading() as reader:
@@ -58,7 +58,7 @@ class IndexCache:
                     yield reader, snapshot
 
     def reference_distances(self) -> NDArray[np.float32]:
-        """As `Gallery.reference_distances`."""
+        """Return `Gallery.reference_distances`."""
         with self.moment() as (_, snapshot):
             pass
         base_tells = len(snapshot.base) >= max(FEWEST, len(snapshot.tail))
@@ -74,41 +74,41 @@ class IndexCache:
     # -- files
 
     def check_writable(self) -> None:
-        """Raise GalleryError unless the folder may be written to, and still holds this gallery."""
+        """Raise GalleryError unless the folder is writable and still holds this gallery."""
         if not self._writable:
             raise GalleryError(f"{self._path}: expected a gallery that can be written to, found one that cannot, or "
                                f"that has been moved or replaced; check its permissions, or open it again")  # fmt: skip
 
     def write(self) -> None:
-        """Write the files, unless they are there as of this moment. Raises GalleryError where that fails."""
+        """Write the files, unless they are up to date. Raises GalleryError if they cannot be written."""
         self.check_writable()
         with index_files.lock(self._path, wait=True):
             if index_files.newest(self._path) is None:
                 self._replace_by_sqlite()
                 return
-        with self.moment():  # which may write them already
+        with self.moment():  # may already write them
             pass
         with index_files.lock(self._path, wait=True):
             with self.moment() as (reader, snapshot):
                 if self._is_current(reader):
                     return
                 stamp = self._stamp(reader)
-            # From the snapshot, outside of the transaction: so this holds up neither searches nor the log.
+            # From the snapshot, outside the transaction, so that neither searches nor the log have to wait.
             self._replace(stamp, snapshot.blocks(), snapshot)
 
     def rebuild(self) -> None:
-        """Write the files from SQLite alone. Raises GalleryError where they cannot be written."""
+        """Write the files from SQLite alone. Raises GalleryError if they cannot be written."""
         self.check_writable()
         with index_files.lock(self._path, wait=True):
             self._replace_by_sqlite()
 
     def save(self) -> None:
-        """`write` where there are files. A failure is a warning."""
+        """Call `write` if there are files. A failure is only logged."""
         if index_files.exists(self._path):
             self._follow()
 
     def settle(self) -> None:
-        """`write` where there are files, and a writer's changes have outgrown them. A failure is a warning."""
+        """Call `write` if there are files and too many entries have changed since. A failure is only logged."""
         stamp = index_files.find(self._path, self._meta.uuid)
         if stamp is None:
             return
@@ -118,13 +118,13 @@ class IndexCache:
             self._follow()
 
     def drop_removed(self) -> None:
-        """Remove the files if they may hold removed entries, and write them again. Raises GalleryError where they
-        cannot be removed."""
+        """Remove the files if they may hold removed entries, and write new ones. Raises GalleryError if they cannot be
+        removed."""
         if self._may_hold_removed() and index_files.drop(self._path):
             self._follow()
 
     def forget(self, snapshot: Snapshot) -> None:
-        """Load again, as what this snapshot holds cannot be trusted any more."""
+        """Drop a damaged snapshot, so that the data is loaded again."""
         log.warning("%s: the search data in memory differed from what was stored, and was loaded again; memory or the "
                     "disk may be failing: 'cbmir index verify' checks it", self._path)  # fmt: skip
         with self._refreshing:
@@ -137,7 +137,7 @@ class IndexCache:
     # -- the snapshot
 
     def _at(self, reader: Reader) -> Snapshot | None:
-        """As of the reader's generation; None where a later one is here already: begin again, then."""
+        """Return the snapshot of the reader's generation; None if a later one exists, so the caller must start over."""
         snapshot = self._snapshot
         if (
             snapshot is not None
@@ -167,8 +167,8 @@ class IndexCache:
             return fresh
 
     def _should_load(self, reader: Reader, snapshot: Snapshot) -> bool:
-        """Whether to load the files that others have written, as this snapshot is not what it should be: far from its
-        base, or of another setting, or in memory for want of files, or holding on to what was removed."""
+        """Return whether there are files that were not tried yet, and the snapshot should be replaced: it has outgrown
+        its base, has another setting, holds removed entries, or is in memory for lack of files."""
         codes = None if snapshot.index is None else snapshot.index.codes
         fits = (
             codes == reader.codes
@@ -179,12 +179,13 @@ class IndexCache:
         return not fits and index_files.newest(self._path) not in (None, self._seen)
 
     def _has_reached(self, snapshot: Snapshot) -> bool:
-        """Whether a reader that begins now sees what was derived: not where an earlier database was put in place."""
+        """Return whether a reader that begins now reaches the snapshot's generation. It does not if an older database
+        was restored."""
         with self._reading() as reader:
             return snapshot.generation <= reader.generation
 
     def _may_hold_removed(self) -> bool:
-        """Not where what was removed is newer than all files."""
+        """Return whether the files may hold removed entries; entries that were added after them do not count."""
         newest = index_files.newest(self._path)
         if newest is None or index_files.is_unfinished(self._path):
             return index_files.exists(self._path)
@@ -198,7 +199,7 @@ class IndexCache:
         return fresh is None or fresh.holds_removed
 
     def _written_or_read(self, reader: Reader, snapshot: Snapshot | None) -> Snapshot:
-        """The snapshot, written where it must be; read into memory if it is missing and nothing is written."""
+        """Write the snapshot to files if necessary; without files and without a snapshot, read it into memory."""
         if self._writable and _must_be_written(self._path, reader, snapshot):
             with index_files.lock(self._path, wait=False) as is_ours:
                 if is_ours:
@@ -228,7 +229,7 @@ class IndexCache:
         return Stamp(self._meta.uuid, reader.generation, reader.count, reader.codes)
 
     def _write(self, stamp: Stamp, blocks: Iterator[Columns], former: Snapshot | None) -> Snapshot:
-        """Under the lock. An index whose rows are all there still is added to."""
+        """Write the files, under the lock. The former index is extended if none of its entries were removed."""
         index = None if former is None or former.holds_removed else former.index
         dim, classes = self._meta.card.embedding_dim, len(self._meta.labels)
         written = index_files.write(self._path, stamp, blocks, dim=dim, classes=classes, former=index)
@@ -236,7 +237,7 @@ class IndexCache:
         return written
 
     def _replace(self, stamp: Stamp, blocks: Iterator[Columns], former: Snapshot | None) -> None:
-        """`_write`, and go on with it. Raises GalleryError where it cannot be written."""
+        """Call `_write` and use the new snapshot. Raises GalleryError if it cannot be written."""
         try:
             written = self._write(stamp, blocks, former)
         except OSError as error:
@@ -246,7 +247,7 @@ class IndexCache:
             self._snapshot = written
 
     def _replace_by_sqlite(self) -> None:
-        """`_replace` with what SQLite holds, by a transaction that ends before the index is built."""
+        """Call `_replace` with rows from SQLite, in a transaction that ends before the index is built."""
         with ExitStack() as stack:
             reader = stack.enter_context(self._reading())
 
@@ -257,7 +258,7 @@ class IndexCache:
             self._replace(self._stamp(reader), blocks(), None)
 
     def _follow(self) -> None:
-        """`write` after a write to the gallery, which has been acknowledged and must not seem to have failed."""
+        """Call `write` after an acknowledged write to the gallery, which must not seem to have failed."""
         try:
             self.write()
         except GalleryError as error:
@@ -272,7 +273,7 @@ class IndexCache:
 
 
 def refreshed(snapshot: Snapshot, reader: Reader) -> Snapshot | None:
-    """As of the reader's generation, by what changed since the snapshot's; None where that is not known any more.
+    """Bring a snapshot to the reader's generation; return None if the changes since then are no longer recorded.
 
     Raises GalleryError for a damaged row.
     """
@@ -288,7 +289,7 @@ def _must_be_written(path: Path, reader: Reader, snapshot: Snapshot | None) -> b
         return reader.count > SMALL or index_files.exists(path)
     if snapshot.holds_removed:
         return True
-    # Where there is an index, though outgrown, a large one is a writer's to make: a search would wait for minutes.
+    # A search does not replace a large snapshot that is outgrown, which takes minutes: the next writer does.
     return _outgrown(len(snapshot.tail), len(snapshot.base)) and len(snapshot) <= EXACT_LIMIT
 
 

@@ -1,8 +1,8 @@
 """Files derived from SQLite for fast searches: a folder of arrays and the index, rebuilt when needed.
 
-`derived-<generation>/` is written whole under a hidden name, synced, then renamed into place, and the one before it is
-removed. Its files never change, since others may have mapped them. `about.json` holds the digest of each file, which is
-compared before the file is used: a flipped bit would give wrong answers, and in the index it would crash the process.
+`derived-<generation>/` is written under a hidden name, synced, and renamed into place; then its predecessor is removed.
+Its files never change, since other processes may have mapped them. `about.json` holds the digest of each file, which is
+verified before the file is used: a flipped bit would give wrong answers, and in the index it would crash the process.
 An invalid folder is ignored, since everything in it can be rebuilt from SQLite.
 """
 
@@ -37,13 +37,13 @@ _FOLDER = re.compile(r"derived-(\d{12,})")
 _PART = re.compile(r"\.derived-\d{12,}\.part")
 _ABOUT, _INDEX, _CODEC, _REFERENCE = "about.json", "index.usearch", "codec.npz", "reference_distances.npy"
 _FORMAT = 3
-_CHUNK = 4 << 20  # bytes that are hashed at once, by as many threads as there are processors
+_CHUNK = 4 << 20  # bytes that one thread hashes at a time
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What a derived folder is of: a gallery by its uuid, a generation, so many entries; and what its index keeps of
-    each vector, None where it has none."""
+    """The source of a derived folder: the gallery's uuid, the generation and the number of entries; and the codes of
+    its index, None if it has none."""
 
     gallery: str
     generation: int
@@ -52,17 +52,17 @@ class Stamp:
 
 
 def is_derived(name: str) -> bool:
-    """Whether a name in a gallery's folder is of something derived, whole or not, or of the lock."""
+    """Return whether a name in a gallery's folder is that of a derived folder, complete or not, or of the lock."""
     return name == LOCK or bool(_FOLDER.fullmatch(name) or _PART.fullmatch(name))
 
 
 def exists(folder: Path) -> bool:
-    """Whether anything derived is there, verified or not."""
+    """Return whether there is any derived folder, complete or not."""
     return bool(_folders(folder) or _leftovers(folder))
 
 
 def find(folder: Path, gallery: str) -> Stamp | None:
-    """What the newest derived folder of this gallery says of itself. Its files are not verified."""
+    """Return the stamp of this gallery's newest derived folder, without verifying its files."""
     for place in _folders(folder):
         with suppress(ValueError):
             about = _read_about(place, gallery)
@@ -71,35 +71,35 @@ def find(folder: Path, gallery: str) -> Stamp | None:
 
 
 def newest(folder: Path) -> tuple[int, int] | None:
-    """The newest derived folder, verified or not: its generation, and a number that tells it from one that was in its
-    place before. None if there is no such folder. It costs one listing of the gallery's folder."""
+    """Return the generation of the newest derived folder, and its inode, which distinguishes it from an earlier folder
+    of this name, or None. The derived folder is not verified, so this only lists the gallery's folder."""
     try:
         return next(((_generation(place), place.stat().st_ino) for place in _folders(folder)), None)
-    except FileNotFoundError:  # it has gone just now
+    except FileNotFoundError:  # just removed
         return None
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether there is more than one derived folder whole: one that is being written or was left half written, or
-    one that has been replaced and is not removed yet."""
+    """Return whether there is anything besides one complete derived folder: an incomplete one, or one that was replaced
+    and not removed yet."""
     return len(_folders(folder)) > 1 or bool(_leftovers(folder))
 
 
 def load(folder: Path, gallery: str) -> Snapshot | None:
-    """What was derived last, verified and mapped; None where there is nothing to trust, and the log says why."""
+    """Verify and map the newest valid derived folder, or return None. The log says why others are invalid."""
     tried: list[Path] = []
-    while untried := [place for place in _folders(folder) if place not in tried]:  # others may write one meanwhile
+    while untried := [place for place in _folders(folder) if place not in tried]:  # another process may add one
         place = untried[0]
         tried.append(place)
         try:
             return _mapped(place, _verified(place, gallery))
-        except (OSError, ValueError, GalleryError) as error:  # also where it has gone, or another usearch wrote it
+        except (OSError, ValueError, GalleryError) as error:  # also if it was removed, or another usearch wrote it
             log.info("%s: %s; it is rebuilt when it is needed", place, error)
     return None
 
 
 def problems(folder: Path, gallery: str) -> list[str]:
-    """What is wrong with what is derived, a text for each folder that is not to be trusted."""
+    """Verify the derived folders and return a text for each invalid one."""
     found = []
     for place in _folders(folder):
         try:
@@ -112,11 +112,11 @@ def problems(folder: Path, gallery: str) -> list[str]:
 def write(
     folder: Path, stamp: Stamp, rows: Iterable[Columns], *, dim: int, classes: int, former: HnswIndex | None = None
 ) -> Snapshot:
-    """Write what is derived from rows, given in blocks in the order of their numbers, and take away what was there.
+    """Write a derived folder from rows, given in blocks ordered by number, and remove the existing ones.
 
-    The rows have `dim` dimensions and `classes` labels. `former` is an index over the first of them, to which the
-    others are added. Under `lock` only. Raises OSError where it cannot be written, GalleryError where the rows are not
-    as many as the stamp says.
+    The rows have `dim` dimensions and `classes` labels. `former` is an index of the first rows, which is extended. Call
+    this only under `lock`. Raises OSError if it cannot be written, GalleryError if the number of rows does not match
+    the stamp.
     """
     part = folder / f".derived-{stamp.generation:012}.part"
     place = folder / f"derived-{stamp.generation:012}"
@@ -124,7 +124,7 @@ def write(
     part.mkdir(mode=0o700)
     try:
         about = _write(part, stamp, rows, dim, classes, former)
-        if place.exists():  # of the same generation, and not to be trusted or not as wanted
+        if place.exists():  # from the same generation, but invalid or with other settings
             _remove([place])
         part.rename(place)
     finally:
@@ -135,10 +135,10 @@ def write(
 
 
 def drop(folder: Path) -> bool:
-    """Remove all that is derived, at once: it holds what was removed from SQLite. Whether there was any.
+    """Remove all derived folders, which hold data that was removed from SQLite. Return whether there were any.
 
-    What another process is writing stays: the next writer, under `lock`, removes it. Raises GalleryError where it
-    cannot be removed.
+    A folder that another process is writing stays until the next writer, under `lock`, removes it. Raises GalleryError
+    if a folder cannot be removed.
     """
     places = _folders(folder)
     try:
@@ -156,8 +156,8 @@ def drop(folder: Path) -> bool:
 
 @contextmanager
 def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the right to write; yields whether it was obtained. The lock ends with the process."""
-    from filelock import FileLock, Timeout  # takes 0.1 s, and most processes search alone
+    """Hold the lock for writing; yields whether it was obtained. The lock ends with the process."""
+    from filelock import FileLock, Timeout  # takes 0.1 s, and most processes only search
 
     held = FileLock(folder / LOCK, timeout=-1 if wait else 0, mode=0o600)
     try:
@@ -177,7 +177,7 @@ def lock(folder: Path, *, wait: bool) -> Iterator[bool]:
 def _write(
     part: Path, stamp: Stamp, rows: Iterable[Columns], dim: int, classes: int, former: HnswIndex | None
 ) -> dict[str, Any]:
-    """All files into an empty folder; what `about.json` says."""
+    """Write all files into an empty folder; return the contents of `about.json`."""
     with (part / "vectors.npy").open("wb") as stream:
         header = {"descr": "<f4", "fortran_order": False, "shape": (stamp.count, dim)}
         np.lib.format.write_array_header_1_0(stream, header)
@@ -211,7 +211,7 @@ def _write(
 
 
 def _digest(path: Path) -> str:
-    """SHA-256 of the SHA-256s of a file's chunks: several threads take part, and the file is never mapped for it."""
+    """Return the SHA-256 of the SHA-256s of a file's chunks, which several threads compute without mapping the file."""
 
     def chunk(start: int) -> bytes:
         with open_input(path) as stream:
@@ -226,19 +226,19 @@ def _digest(path: Path) -> str:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """The newest first."""
+    """Return the derived folders, newest first."""
     return sorted(_named(folder, _FOLDER), key=_generation, reverse=True)
 
 
 def _leftovers(folder: Path) -> list[Path]:
-    """What a process that was killed left half written."""
+    """Return the incomplete folders of processes that are writing or were killed."""
     return _named(folder, _PART)
 
 
 def _named(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
     try:
         return [one for one in folder.iterdir() if pattern.fullmatch(one.name)]
-    except FileNotFoundError:  # the gallery was moved or deleted while it is open
+    except FileNotFoundError:  # the gallery was moved or deleted while open
         return []
 
 
@@ -247,7 +247,7 @@ def _generation(place: Path) -> int:
 
 
 def _remove(places: Iterable[Path]) -> None:
-    """Raises OSError where something stays; another process may remove the same at the same time."""
+    """Remove folders; another process may do so at the same time. Raises OSError if one cannot be removed."""
     for place in places:
         shutil.rmtree(place, ignore_errors=True)
         if place.exists():
@@ -255,7 +255,7 @@ def _remove(places: Iterable[Path]) -> None:
 
 
 def _read_about(place: Path, gallery: str) -> dict[str, Any]:
-    """What `about.json` says. Raises ValueError, which says why it is not to be trusted."""
+    """Read `about.json`. Raises ValueError, with the reason, if it is invalid."""
     try:
         sealed = read_json(place / _ABOUT)
         text = sealed["about"]
@@ -273,7 +273,7 @@ def _read_about(place: Path, gallery: str) -> dict[str, Any]:
 
 
 def _verified(place: Path, gallery: str) -> dict[str, Any]:
-    """What `about.json` says, once every file is as it says. Raises ValueError as `_read_about`, OSError."""
+    """Read `about.json` and verify every file. Raises ValueError as `_read_about`, or OSError."""
     about = _read_about(place, gallery)
     if damaged := [name for name, expected in about["files"].items() if _digest(place / name) != expected]:
         raise ValueError(f"{', '.join(damaged)} damaged")
@@ -281,7 +281,7 @@ def _verified(place: Path, gallery: str) -> dict[str, Any]:
 
 
 def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
-    """Verified files as a snapshot."""
+    """Map verified files as a snapshot."""
     columns = {name: _map(place / f"{name}.npy") for name in ARRAYS}
     codes = about["codes"]
     codec = PcaInt8Codec.load(place / _CODEC) if codes == "int8" else None
@@ -294,4 +294,4 @@ def _mapped(place: Path, about: dict[str, Any]) -> Snapshot:
 
 def _map(path: Path) -> Any:
     array = np.load(path, mmap_mode="r", allow_pickle=False)
-    return array.view(np.ndarray)  # which is indexed faster than a memmap
+    return array.view(np.ndarray)  # indexed faster than a memmap

@@ -1,4 +1,4 @@
-"""Maintain galleries: find damage, merge, copy (also de-identified), and apply a corrected manifest."""
+"""Maintenance of galleries: find damage, merge, copy (also de-identified), and apply a corrected manifest."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ _REPLACE = "remove these entries and add their images again, or restore a copy o
 _COMPACT = "'cbmir index compact' rebuilds the database's indexes"
 _REBUILD = "nothing is lost: it is rebuilt when it is needed, or at once by 'cbmir index rebuild'"
 _OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
-_MOST = 100  # complaints of SQLite's own, each of which may follow from the one before
-_BLOCK = 1024  # entries in memory at once, with their embeddings and thumbnails
+_MOST = 100  # problems reported by SQLite, since one may cause the next
+_BLOCK = 1024  # entries in memory at a time, with their embeddings and thumbnails
 
 
 @dataclass(frozen=True)
 class GalleryProblem:
-    """Something damaged: what it is, the ids of the entries that it affects (none: all of them, or none), a remedy."""
+    """A description of damage, the ids of the affected entries (empty if it affects all or none), and a remedy."""
 
     what: str
     affected: tuple[str, ...]
@@ -53,13 +53,13 @@ class GalleryProblem:
 
 
 def verify(path: str | Path) -> list[GalleryProblem]:
-    """All damage in the gallery at `path`; empty without damage.
+    """Find all damage in the gallery at `path`.
 
-    Looks at the structure of the database, at every row by its digest, at norms, references and counts, and at the
-    digests of what is derived. Reads all of the gallery's files and changes nothing.
+    This checks the structure of the database, the digest of every row, norms, references and counts, and the digests of
+    the derived files. It reads all of the gallery's files and changes nothing.
 
     Raises:
-        GalleryError: The gallery is missing or has another schema, or cannot be read at this moment.
+        GalleryError: The gallery is missing, has another schema, or cannot be read at the moment.
     """
     try:
         gallery = Gallery.open(path, read_only=True)
@@ -74,7 +74,7 @@ def verify(path: str | Path) -> list[GalleryProblem]:
 
 
 def verify_database(gallery: Gallery) -> list[GalleryProblem]:
-    """As `verify`, without what is derived."""
+    """Find all damage in a gallery's database, as `verify` does, without the derived files."""
     try:
         with gallery.reading() as reader:
             return _Check(reader).problems()
@@ -85,11 +85,11 @@ def verify_database(gallery: Gallery) -> list[GalleryProblem]:
 
 
 def _problem(error: GalleryError) -> GalleryProblem:
-    return GalleryProblem(str(error).partition(database.SEE_VERIFY)[0], (), _COPY)  # verifying is what was done
+    return GalleryProblem(str(error).partition(database.SEE_VERIFY)[0], (), _COPY)  # no advice to verify
 
 
 class _Check:
-    """Of one moment of a gallery's database."""
+    """A check of a gallery's database at one moment."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
@@ -101,7 +101,7 @@ class _Check:
                 line = str(text).replace("*** in database main ***\n", "")
                 remedy = _COMPACT if _OF_INDEX.search(line) else _COPY
                 self._note(f"the database's structure is damaged: {line}", remedy)
-        # Every entry that any table or index knows of, and the ids as the index has them: it may outlive its entry.
+        # Every number in any table or index, and the ids from the index, where an id may outlive its entry.
         by_id = self._rows("SELECT number, id FROM entry INDEXED BY entry_id WHERE id > ''")
         names = {int(number): str(name) for number, name in by_id}
         numbers = set(names)
@@ -121,7 +121,7 @@ class _Check:
         self._found.setdefault((what, remedy), set()).update(ids)
 
     def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
-        """As many as can be read: damage ends the iteration, and is noted."""
+        """Yield as many rows as can be read; damage ends the iteration and is noted."""
         try:
             yield from self._reader.database.execute(sql)
         except DAMAGE as error:
@@ -130,7 +130,7 @@ class _Check:
             self._note(f"the database cannot be read completely ({database.said(error)})", _COPY)
 
     def _entry(self, number: int, name: str) -> None:
-        """Its parts, up to the first that is damaged."""
+        """Check the parts of an entry, up to the first damaged one."""
         reader = self._reader
         parts: dict[str, Callable[[list[int]], object]] = {
             "the entry": reader.entries, "the embedding": reader.vectors, "the thumbnail": reader.thumbnails,
@@ -150,17 +150,17 @@ class _Check:
 def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
     """Add all entries of `source` to `target`, in one transaction; to a Milvus collection in batches.
 
-    An entry whose content is in `target` already is left out. One whose id another image has there gets a longer id,
-    of more of its path, as an addition gives it. Ids of patients become pseudonyms where `target` keeps these and was
-    opened with their key. Cells are coded as `target` codes them, and left out where it keeps none.
+    An entry whose content is already in `target` is left out. An entry whose id belongs to another image there gets a
+    longer id with more of its path, as when it is added. Ids of patients become pseudonyms if `target` stores these and
+    was opened with their key. Cells are recoded with the codec of `target`, and left out if it stores none.
 
-    Until the end all that is added stands in the log of `target`: it needs room twice. In a
-    collection a stop leaves whole batches, from which the same call goes on, and ids stay as they are.
+    The log of `target` grows by everything that is added, so twice the space is needed until the end. If a merge into a
+    Milvus collection is stopped, complete batches stay and the same call continues; ids are never changed there.
 
     Raises:
-        GalleryError: The galleries are of different models, `target` lacks a label or keeps cells that `source` lacks,
-            pseudonyms do not fit, or an id is
-            there and no longer one is free or a file's digest is missing. Nothing is changed then, but in a collection.
+        GalleryError: The galleries are of different models, `target` lacks a label, only `target` stores cells, their
+            pseudonyms differ, or an id is taken and either no longer id is free or a file's digest is missing. In these
+            cases nothing is changed, except in a collection.
     """
     target.check_model(source.card)
     missing = [name for name in source.labels.names if name not in target.labels.names]
@@ -194,10 +194,10 @@ def _merge(source: Gallery, add: Callable[..., Added], codec: CellCodec | None) 
 
 
 def export(source: Gallery, path: str | Path) -> None:
-    """Copy a gallery, as it is at one moment, into a new or empty folder; others may go on writing to it.
+    """Copy a gallery, as it is at one moment, into a new or empty folder. Other processes may keep writing to it.
 
-    The copy is a gallery of its own, under a new uuid; that of a shard is the same shard. Raises GalleryError if there
-    is something at `path`, and where anything in the gallery is damaged.
+    The copy is an independent gallery with a new uuid; a copy of a shard is the same shard. Raises GalleryError if
+    `path` is not a new or empty folder, or if anything in the gallery is damaged.
     """
     shard = Shard.load(source.home)
     with _new_folder(Path(path)) as part:
@@ -206,27 +206,27 @@ def export(source: Gallery, path: str | Path) -> None:
         translated = database.translated(database.GALLERY, part, "write to")
         with source.reading() as reader, translated, closing(sqlite3.connect(file)) as copy:
             reader.copy(copy)
-        with Gallery.open(part) as made, made.reading() as reader:  # opened, it gets its own uuid
-            for _ in reader.columns():  # a copy that is needed must not turn out to be damaged then
+        with Gallery.open(part) as made, made.reading() as reader:  # opening gives it a new uuid
+            for _ in reader.columns():  # raises for a damaged row, which must not be found only when a copy is needed
                 pass
         if shard is not None:
             shard.save(part)
 
 
 def export_deidentified(source: Gallery, path: str | Path) -> int:
-    """Copy what a search needs, and nothing that names a patient, into a new or empty folder: how many entries.
+    """Copy what a search needs, and nothing that names a patient, into a new or empty folder.
 
-    Kept are embeddings, labels, views and splits. Entries get random ids and a random order; patients and studies get
-    pseudonyms under a key that is thrown away, so that images of one patient still know each other. The copy says that
-    it keeps pseudonyms: it is never merged with another, since one patient would count as two. Paths, UIDs, dates,
-    reports, thumbnails, cells and files' digests are left out; so are sources, since a hospital's name narrows down who
-    a patient is, and boxes, which would find an image in its data set's list.
+    The copy contains embeddings, labels, views and splits. Entries get random ids in a random order. Patients and
+    studies get pseudonyms under a key that is thrown away, so images of one patient still belong together. Such a copy
+    cannot be merged with other galleries, since one patient would count as two. Paths, UIDs, dates, reports,
+    thumbnails, cells and files' digests are left out; so are sources, since a hospital's name narrows down the
+    patients, and boxes, which could be looked up in the data set's list.
 
-    **The embeddings themselves may still identify patients**: an image of the same patient lies near, and anyone who
+    **The embeddings themselves may still identify patients**: images of one patient are close together, so anyone who
     has one can find the others (chest radiographs re-identify patients with an AUC of 0.99, PMC9434540). De-identified
     does not mean anonymous: do not make such a copy public.
 
-    Raises GalleryError if there is something at `path`, for damage, and for a shard, which is only part of a gallery.
+    Returns the number of entries. Raises GalleryError for damage, for a shard, and if `path` is not new or empty.
     """
     if Shard.load(source.home) is not None:
         raise GalleryError(f"{source.path}: expected a whole gallery to de-identify, found a shard of a build; merge "
@@ -247,9 +247,9 @@ def _deidentified(entry: Entry, key: Pseudonyms) -> Entry:
     return Entry(
         id=secrets.token_hex(8),
         image="",
-        # What is a pseudonym already would stay as it is, so that the two galleries could be joined: hash it anew.
+        # The space makes sure that an existing pseudonym is hashed again; unchanged, it would link the two galleries.
         patient_id=key.patient(f"{entry.patient_id} ") if entry.patient_id else "",
-        # With the patient, since several may have a study of one id, which would tell studies of a kind.
+        # Hashed with the patient, so that equal study ids of several patients cannot be recognised.
         study_id=key.study(f"{entry.patient_id}\0{entry.study_id}") if entry.study_id else "",
         view=entry.view,
         split=entry.split,
@@ -259,7 +259,7 @@ def _deidentified(entry: Entry, key: Pseudonyms) -> Entry:
 
 @contextmanager
 def _new_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path`, a new or empty folder, whose place it takes when the block ends without an error."""
+    """Yield a folder beside `path`, a new or empty folder, which it replaces when the block ends without an error."""
     try:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise GalleryError(f"{path}: expected a new or empty folder for the copy, found something there")
@@ -275,7 +275,7 @@ def _new_folder(path: Path) -> Iterator[Path]:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of an image file, in hexadecimal digits; empty where it cannot be read: `read_image` says why."""
+    """Return the SHA-256 of an image file in hexadecimal; empty if it cannot be read (`read_image` says why)."""
     try:
         return input_digest(path, ImageLimits.max_bytes)
     except (OSError, ValueError):
@@ -284,7 +284,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """How many entries the manifest speaks of, how many of these changed, and images that the gallery does not have."""
+    """The number of entries in the manifest, how many of them changed, and the images that the gallery lacks."""
 
     found: int
     changed: int
@@ -292,16 +292,16 @@ class UpdateReport:
 
 
 def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequence[str] = ("all",)) -> UpdateReport:
-    """Take over path, patient, study, view, source, date, split, report, labels and boxes of the manifest's rows.
+    """Update path, patient, study, view, source, date, split, report, labels and boxes of entries from a manifest.
 
-    A row matches the entry of the same image path, or else (after a move of the images) the entry of a file with the
-    same content, never an entry with only the same name. Only rows of `splits` count. An empty study, view, source or
-    date keeps the old value, which may come from the DICOM file; an empty split, report or boxes cell clears it. Values
+    A row matches the entry with the same image path, or else (if the images were moved) an entry with the same file
+    content, never one with only the same name. Only rows of `splits` are used. An empty study, view, source or date
+    keeps the old value, which may come from the DICOM file; an empty split, report or boxes cell clears it. Values
     without a column in the manifest stay, and so do boxes if no row has any. The update is one transaction.
 
     Raises:
-        GalleryError: Two rows are for one entry.
-        ManifestError: The gallery does not have a label.
+        GalleryError: Two rows match the same entry.
+        ManifestError: The gallery lacks a label of the manifest.
     """
     names = {name: gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names}
     absent_columns = (*manifest.absent, *(() if any(row.boxes for row in manifest) else ("boxes",)))

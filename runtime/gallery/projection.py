@@ -1,8 +1,8 @@
 """A map of a gallery: each image is a point in the plane, with similar images near each other.
 
-It is made by `cbmir index map` and stored in the gallery's folder. Distances on a map are a rough picture of
-those in the embedding space: it is there to look around in, not to measure. Coordinates need a layout, a function from
-embeddings to the plane; `principal_plane` needs no package; the command line adds t-SNE if scikit-learn is installed.
+`cbmir index map` makes it and stores it in the gallery's folder. Distances on a map only roughly reflect those in the
+embedding space: use it to explore, not to measure. The coordinates come from a layout, a function from embeddings to
+the plane. `principal_plane` needs no extra package; the command line adds t-SNE if scikit-learn is installed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cbmir.input_file import open_input
 from cbmir.runtime.gallery.gallery import MAP
 from cbmir.runtime.gallery.protocol import SearchableGallery
 
-#: Images at most: more than a screen tells apart, and what t-SNE lays out in a minute.
+#: Maximum number of images: more than a screen can distinguish, and as many as t-SNE lays out in a minute.
 MOST = 5_000
-#: Of how many neighbours an image that is not on the map gets its place.
+#: Number of neighbours that place an image that is not on the map.
 NEAREST = 5
 
 Layout = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -32,7 +32,7 @@ Layout = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class GalleryProjection:
-    """`points` is float32 [N, 2], within 0..1, of the gallery's entries `ids`; `method` is for people."""
+    """A map with one point, float32 [N, 2] within 0..1, for each of `ids`; `method` names the layout for people."""
 
     ids: tuple[str, ...]
     points: NDArray[np.float32]
@@ -53,8 +53,8 @@ class GalleryProjection:
         return cls(tuple(chosen), even.astype(np.float32), method, gallery.card.fingerprint)
 
     def place(self, neighbours: Sequence[tuple[str, float]]) -> tuple[float, float] | None:
-        """Where an image belongs whose nearest entries are given as (id, distance), nearest first: the mean of those
-        `NEAREST` that are on the map, a nearer one weighing more. None if none is."""
+        """Place an image whose nearest entries are given as (id, distance), nearest first: at the mean of the first
+        `NEAREST` that are on the map, weighted by 1 / distance. Return None if the map has none of them."""
         where = {name: row for row, name in enumerate(self.ids)}
         near = [(where[name], distance) for name, distance in neighbours if name in where][:NEAREST]
         if not near:
@@ -64,7 +64,7 @@ class GalleryProjection:
         return float(x), float(y)
 
     def save(self, folder: Path) -> None:
-        """Write it into the gallery's folder, whole or not at all, readable by its owner only."""
+        """Save the map in the gallery's folder, completely or not at all. Only its owner can read it."""
         part = folder / f".{MAP}.part"
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
             np.savez_compressed(
@@ -74,7 +74,7 @@ class GalleryProjection:
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
-        """The map in a gallery's folder, or None. Raises GalleryError for a damaged one."""
+        """Load the map in a gallery's folder, or return None. Raises GalleryError for a damaged one."""
         path = folder / MAP
         try:
             with open_input(path) as stream, np.load(stream, allow_pickle=False) as stored:
@@ -91,7 +91,7 @@ class GalleryProjection:
 
 
 def principal_plane(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [N, 2]: embeddings [N, D] in the plane of their two greatest variances."""
+    """Project embeddings [N, D] onto their first two principal components: float32 [N, 2]."""
     centred = vectors.astype(np.float64) - vectors.mean(axis=0)
     axes = np.linalg.eigh(centred.T @ centred)[1][:, -1:-3:-1]
     axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), [0, 1]])  # the sign of an eigenvector is arbitrary

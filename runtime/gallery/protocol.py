@@ -1,8 +1,8 @@
-"""The protocol of every gallery, wherever it is stored, and how to open one by its place.
+"""The protocols of galleries, wherever they are stored, and a function that opens a gallery by its place.
 
 A place is a folder (`cbmir.runtime.gallery.gallery.Gallery`) or a Milvus collection
 (`cbmir.runtime.gallery.milvus.gallery.MilvusGallery`): `milvus://HOST:19530/NAME`, `milvus+https://HOST:443/NAME`, or
-`milvus:./file.db` for an embedded one. The same tests check both.
+`milvus:./file.db` for an embedded one. The same tests cover both.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from cbmir.runtime.gallery.entry import Added, Entry, SearchResult
 from cbmir.runtime.gallery.filters import EVERY, Filter
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 
-#: Other schemes of Milvus are taken for a place too, and refused there: a folder of that name would be made else.
+#: Also matches unknown schemes like `milvus+foo:`. Parsing them raises an error; otherwise they would become folders.
 _MILVUS = re.compile(r"milvus(\+\w+)?:", re.IGNORECASE)
 
 
 class SearchableGallery(Protocol):
-    """Labelled images with their embeddings, in one embedding space. Many threads can use it at once.
+    """Labelled images with their embeddings, in one embedding space. Thread-safe.
 
-    Every method may raise GalleryError: the gallery is closed, damaged, or cannot be reached, or its store does not
-    support the operation.
+    Every method may raise GalleryError if the gallery is closed, damaged or cannot be reached, or if its storage does
+    not support the operation.
 
     Attributes:
-        card: Of the model whose embeddings these are.
-        labels: Those of the entries.
+        card: Card of the model that computed the embeddings.
+        labels: Labels of the entries.
     """
 
     card: ModelCard
@@ -45,12 +45,12 @@ class SearchableGallery(Protocol):
     @property
     @abstractmethod
     def place(self) -> str:
-        """Where the gallery is, for messages."""
+        """The gallery's folder or Milvus address, for messages."""
 
     @property
     @abstractmethod
     def finds_patients(self) -> bool:
-        """Whether patients can be looked up by id: not if it keeps pseudonyms and was opened without their key."""
+        """Whether patients can be looked up by id. False if the gallery stores pseudonyms and their key is missing."""
 
     @property
     @abstractmethod
@@ -60,11 +60,11 @@ class SearchableGallery(Protocol):
     @property
     @abstractmethod
     def label_shares(self) -> dict[str, float | None]:
-        """For each of `labels`, the share in [0, 1] of the entries that have it (1 or -1) among those for which it is
-        known; None where it is known for none."""
+        """For each label, the share in [0, 1] of positive or uncertain entries among the entries with a known value;
+        None if no entry has one."""
 
     def check_model(self, card: ModelCard) -> None:
-        """Raise GalleryError unless the embeddings are of this model's space."""
+        """Raise GalleryError unless the embeddings are in this model's embedding space."""
         if card.fingerprint != self.card.fingerprint:
             raise GalleryError(
                 f"{self.place}: expected a gallery of this model (fingerprint {card.fingerprint}), found one of "
@@ -76,21 +76,20 @@ class SearchableGallery(Protocol):
         self, embedding: NDArray[np.float32], k: int, *, filter: Filter = EVERY, exact: bool | None = None,
         vectors: int = 0, cells: bool = False,
     ) -> SearchResult:  # fmt: skip
-        """The k nearest of the entries that pass the filter, nearest first; all if fewer pass.
+        """Return the k nearest entries that pass the filter, nearest first, or all of them if fewer pass.
 
-        Distances are exact and float64, equal ones in the order of their ids.
+        Distances are exact and float64. Ties are ordered by id.
 
         Args:
             embedding: A unit vector, float32 [D].
-            exact: Compare every entry. Else only those that an approximate index proposes, if there is one; among equal
-                images it may not propose the first by id.
-            vectors: If > k, the embeddings of this many nearest entries are returned, at a fraction of the cost of this
-                many hits.
-            cells: Answer the codes of the hits' cells too, where the gallery keeps them.
+            exact: Compare every entry. Otherwise an approximate index, if there is one, chooses the entries to compare;
+                among equal images it may miss the one with the first id.
+            vectors: If > k, return the embeddings of this many nearest entries. This costs much less than as many hits.
+            cells: Also return the codes of the hits' cells, if the gallery stores them.
 
         Raises:
-            GalleryError: The query has another size or norm, or NaN; k < 0; the filter does not fit the gallery's
-                labels; or an entry that was found is damaged.
+            GalleryError: The query has the wrong size or norm, or contains NaN; k < 0; the filter's expression is
+                invalid or has a label that the gallery lacks; or a hit is damaged.
         """
         return self.search_many(embedding[None], k, filters=[filter], exact=exact, vectors=vectors, cells=cells)[0]
 
@@ -99,102 +98,102 @@ class SearchableGallery(Protocol):
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
         exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
-        """`search` for several queries, all answered together.
+        """Run `search` for several queries together.
 
         Args:
             embeddings: Unit vectors, float32 [M, D].
-            filters: M of them; by default no entry is left out.
+            filters: One filter per query; by default every entry passes.
 
         Returns:
-            An answer for each query, in their order.
+            One result per query, in the same order.
 
         Raises:
-            GalleryError: As `search` does.
+            GalleryError: As in `search`.
         """
 
     @abstractmethod
     def search_by_agreement(
         self, embedding: NDArray[np.float32], probabilities: Mapping[str, float], k: int, *, filter: Filter = EVERY
     ) -> SearchResult:
-        """The k of all entries that pass the filter whose labels agree most with what is expected of the query.
+        """Return the k entries that pass the filter and whose labels best match the query's probabilities.
 
-        By `cbmir.runtime.gallery.search.expected_agreement` + 0.1 * cosine, in falling order. Equal ones are in the
-        order of their distances, then of their ids.
+        They are ordered by `cbmir.runtime.gallery.search.expected_agreement` + 0.1 * cosine, highest first; ties by
+        distance, then by id.
 
         Args:
-            probabilities: The query's, for some of the gallery's labels; the others are left out.
+            probabilities: The query's probabilities of some of the gallery's labels; the other labels are ignored.
 
         Raises:
             RankError: The gallery would have to read every entry.
-            GalleryError: As `search`; or no probability, or one of a label that is not the gallery's.
+            GalleryError: As in `search`; or `probabilities` is empty, or has a label that the gallery does not have.
         """
 
     @abstractmethod
     def count(self, filter: Filter) -> int:
-        """How many entries pass the filter. Raises GalleryError where it does not fit the gallery's labels."""
+        """Count the entries that pass the filter. Raises GalleryError for an invalid expression, as `search` does."""
 
     @abstractmethod
     def entries(self, ids: Sequence[str]) -> list[Entry]:
-        """The entries with these ids, in their order. Raises GalleryError for one that does not exist."""
+        """Return the entries with these ids, in the same order. Raises GalleryError for an unknown id."""
 
     def entry(self, id: str) -> Entry:
-        """The entry with this id. Raises GalleryError if it does not exist."""
+        """Return the entry with this id. Raises GalleryError for an unknown id."""
         return self.entries([id])[0]
 
     @abstractmethod
     def every_entry(self) -> Iterator[Entry]:
-        """All entries, in the order of `ids`, read lazily."""
+        """Iterate over all entries in the order of `ids`, reading them lazily."""
 
     @abstractmethod
     def ids(self) -> list[str]:
-        """Every id: in the order of adding if the gallery knows it, else sorted."""
+        """Return every id, in the order in which they were added if the gallery records it, else sorted."""
 
     @abstractmethod
     def find(self, sha256: str) -> list[Entry]:
-        """Every entry made from a file with this digest, in the order of `ids`."""
+        """Return every entry made from a file with this SHA-256 digest, in the order of `ids`."""
 
     @abstractmethod
     def case_id(self, id: str) -> str:
-        """`case-` and 16 hexadecimal digits that stand for an entry in results: HMAC-SHA256 under a key of the gallery.
+        """Return the case id that represents an entry in results: `case-` and 16 hexadecimal digits.
 
-        Without the gallery, or a copy of it, the entry cannot be identified.
+        It is an HMAC-SHA256 under the gallery's key. The entry can only be identified with the gallery or a copy of it.
         """
 
     @abstractmethod
     def find_case(self, case: str) -> Entry | None:
-        """The entry of a case id, or None."""
+        """Return the entry with this case id, or None."""
 
     @abstractmethod
     def has_patient(self, patient_id: str) -> bool:
-        """Whether an entry is of this patient."""
+        """Return whether any entry belongs to this patient."""
 
     @abstractmethod
     def vector(self, id: str) -> NDArray[np.float32]:
-        """float32 [D], unit norm. Raises GalleryError for an unknown id."""
+        """Return an entry's embedding: float32 [D], unit norm. Raises GalleryError for an unknown id."""
 
     @property
     @abstractmethod
     def cell_codec(self) -> CellCodec | None:
-        """How the cells of its images are coded; None if it keeps none."""
+        """The codec of the images' cells; None if the gallery stores no cells."""
 
     @abstractmethod
     def thumbnails(self, ids: Sequence[str]) -> list[bytes | None]:
-        """JPEG of about 256 pixels for each id, None where none was stored. Raises GalleryError for an unknown id."""
+        """Return a JPEG of about 256 pixels per id, None if none was stored. Raises GalleryError for an unknown id."""
 
     def thumbnail(self, id: str) -> bytes | None:
-        """As `thumbnails`, of one id."""
+        """Return the thumbnail of one id, as in `thumbnails`."""
         return self.thumbnails([id])[0]
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
-        """A description of the gallery and its content, in plain values for JSON."""
+        """Describe the gallery and its contents in values that JSON can represent."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def close(self) -> None:
-        """May be called again."""
+        """Close the gallery. May be called more than once."""
 
     def __enter__(self) -> Self:
         return self
@@ -204,57 +203,57 @@ class SearchableGallery(Protocol):
 
 
 class EditableGallery(SearchableGallery, Protocol):
-    """A gallery whose entries can be changed: every gallery that cbmir builds."""
+    """A gallery whose entries can be changed, like every gallery that cbmir builds."""
 
     @abstractmethod
     def add(
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes] | None = None,
         cells: NDArray[np.float32] | None = None,
     ) -> Added:  # fmt: skip
-        """Add N entries; an entry whose content (`sha256`) is already in the gallery is left out and reported.
+        """Add N entries. An entry whose content (`sha256`) is already in the gallery is left out and reported.
 
         Args:
             embeddings: float32 [N, D] of unit norm.
             thumbnails: N JPEG files.
-            cells: Feature maps float32 [N, D, h, w], where the gallery keeps cells.
+            cells: Feature maps float32 [N, D, h, w], required if the gallery stores cells.
 
         Raises:
-            GalleryError: An id exists with other content, embeddings are invalid, labels are not the gallery's, or
-                cells are missing or not expected. Nothing is added then.
+            GalleryError: An id already exists with different content, embeddings are invalid, the gallery lacks a
+                label, or cells are missing or unexpected. In these cases nothing is added.
         """
 
     @abstractmethod
     def update(self, entries: Sequence[Entry]) -> int:
-        """Replace the data of entries (except content, embedding and thumbnail), by their ids.
+        """Replace the data of existing entries, matched by id, except content, embedding and thumbnail.
 
         Returns:
-            How many changed.
+            The number of entries that changed.
 
         Raises:
-            GalleryError: An id does not exist, or exists with other content. Nothing is changed then.
+            GalleryError: An id does not exist, or exists with different content. In these cases nothing is changed.
         """
 
     @abstractmethod
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """Remove entries with all their data; unknown ids are ignored.
+        """Remove entries with all their data. Unknown ids are ignored.
 
         Args:
-            ids: Of entries.
-            patient_ids: Of patients, all of whose entries are removed.
-            study_ids: Of studies; with `patient_ids`, only these studies of these patients.
+            ids: Entry ids.
+            patient_ids: Patients whose entries are all removed.
+            study_ids: Studies to remove; with `patient_ids`, only these studies of these patients are removed.
 
         Returns:
-            The removed ids, sorted.
+            The removed entries' ids, sorted.
 
         Raises:
-            GalleryError: A study id given without a patient belongs to several patients. Nothing is removed then.
+            GalleryError: Without `patient_ids`, a study id belongs to several patients. Then nothing is removed.
         """
 
 
 def is_milvus(place: str | Path) -> bool:
-    """Whether a place is a Milvus collection. Raises GalleryError for one in a Path, which loses a slash of it."""
+    """Return whether a place is a Milvus collection. Raises GalleryError for one in a Path, which drops a slash."""
     if isinstance(place, Path):
         if _MILVUS.match(str(place)):
             raise GalleryError("expected the place of a Milvus collection as text, found it as a Path")
@@ -266,8 +265,8 @@ def open_gallery(place: str | Path, *, pseudonyms: Pseudonyms | None = None) -> 
     """Open a gallery by its folder or `milvus:…` place (see the module); `pseudonyms` is as in `Gallery.open`.
 
     Raises:
-        GalleryError: It is missing, damaged, of another schema, or cannot be reached.
-        MissingDependencyError: pymilvus is needed and not installed.
+        GalleryError: The gallery is missing, damaged, has another schema, or cannot be reached.
+        MissingDependencyError: pymilvus is needed but not installed.
     """
     if is_milvus(place):
         from cbmir.runtime.gallery.milvus.gallery import MilvusGallery

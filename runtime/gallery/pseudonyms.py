@@ -1,8 +1,8 @@
-"""Keyed pseudonyms: a gallery may keep the HMAC-SHA256 of patients' and studies' ids instead of the ids.
+"""Keyed pseudonyms: a gallery may store the HMAC-SHA256 of patients' and studies' ids instead of the ids.
 
 Only a holder of the key can find the patient of a pseudonym; a hash without a key could be reversed by trying all ids.
-The key is stored apart from the gallery. Without it, a gallery with pseudonyms can be searched like any other, but no
-patient can be looked up by id.
+The key is stored separately from the gallery. Without it, a gallery with pseudonyms can be searched like any other, but
+no patient can be looked up by id.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Self
 from cbmir.errors import GalleryError
 from cbmir.files import read_secret
 
-#: Bytes that a key must have at least, and different ones among them.
+#: Minimum number of bytes in a key, and of different bytes among them.
 LEAST_BYTES, LEAST_DIFFERENT = 32, 16
 _PSEUDONYM = re.compile(r"(patient|study)-[0-9a-f]{32}")
 _ADVICE = "make one with: python -c 'import secrets; print(secrets.token_hex(32))' > KEYFILE"
 
 
 class Pseudonyms:
-    """Turns ids into pseudonyms. A text that is already a pseudonym stays, so an entry that was read can be written."""
+    """A key that turns ids into pseudonyms. A pseudonym stays as it is, so an entry that was read can be written."""
 
     def __init__(self, key: bytes) -> None:
-        """A key in hexadecimal digits counts by the bytes that they stand for, so that 64 digits are 32 bytes.
+        """A key of hexadecimal digits is as strong as the bytes that they encode, so 64 digits count as 32 bytes.
 
         Raises:
-            GalleryError: The key is weak: under 32 bytes, or of fewer than 16 different bytes.
+            GalleryError: The key is weak: it has fewer than 32 bytes, or fewer than 16 different ones.
         """
         try:
             strength = bytes.fromhex(key.decode("ascii"))
@@ -45,29 +45,29 @@ class Pseudonyms:
 
     @classmethod
     def load(cls, place: str) -> Self:
-        """The key in a file, or in an environment variable as `env:NAME`; surrounding white space is ignored.
+        """Load the key from a file, or from an environment variable as `env:NAME`, ignoring surrounding white space.
 
         Raises:
-            GalleryError: The key is missing or weak, or others may read the file.
+            GalleryError: The key is missing or weak, or other users can read the file.
         """
         return cls(read_secret(place, "the key for pseudonyms", _ADVICE, GalleryError))
 
     @classmethod
     def throw_away(cls) -> Self:
-        """With a random key that is not kept."""
+        """Create pseudonyms with a random key that is not stored."""
         return cls(secrets.token_bytes(64))
 
     @property
     def check(self) -> str:
-        """Identifies the key without revealing it."""
+        """A text that identifies the key without revealing it."""
         return self._hashed("check", "cbmir")
 
     def patient(self, id: str) -> str:
-        """`patient-` and 32 hexadecimal digits; empty (unknown) stays empty."""
+        """Return `patient-` and 32 hexadecimal digits; an empty (unknown) id stays empty."""
         return id if not id or is_pseudonym(id) else self._hashed("patient", id)
 
     def study(self, id: str) -> str:
-        """`study-` and 32 hexadecimal digits; empty (unknown) stays empty."""
+        """Return `study-` and 32 hexadecimal digits; an empty (unknown) id stays empty."""
         return id if not id or is_pseudonym(id) else self._hashed("study", id)
 
     def _hashed(self, kind: str, text: str) -> str:
@@ -76,17 +76,17 @@ class Pseudonyms:
 
 
 def case_id(key: str, entry_id: str) -> str:
-    """`case-` and 16 hexadecimal digits for an entry, with a gallery's own key, meaningless without the gallery."""
+    """Return `case-` and 16 hexadecimal digits for an entry: its HMAC-SHA256 under the gallery's secret key."""
     return f"case-{hmac.new(key.encode(), entry_id.encode(), hashlib.sha256).hexdigest()[:16]}"
 
 
 def is_pseudonym(id: str) -> bool:
-    """Whether a text has the form of a pseudonym."""
+    """Return whether a text has the form of a pseudonym."""
     return _PSEUDONYM.fullmatch(id) is not None
 
 
 class Keys:
-    """How one gallery keeps ids: as they are, or as pseudonyms under the key whose `check` it holds (empty: none)."""
+    """The way a gallery stores ids: as pseudonyms under the key with this `check`, or unchanged if `check` is empty."""
 
     def __init__(self, path: Path, check: str, pseudonyms: Pseudonyms | None) -> None:
         self._path = path
@@ -99,16 +99,16 @@ class Keys:
 
     @property
     def fits(self) -> bool:
-        """Whether ids can be looked up: the key is there, or none is needed."""
+        """Whether ids can be looked up, because the right key was given or no key is needed."""
         return self._found == self.check
 
     def patient(self, id: str) -> str:
-        """What the gallery keeps for a patient's id. Raises GalleryError where the key that this needs is not there."""
+        """Return a patient's id as the gallery stores it. Raises GalleryError if the key is missing or wrong."""
         needed = self._needed(id)
         return needed.patient(id) if needed else id
 
     def study(self, id: str) -> str:
-        """As `patient`, for a study's id."""
+        """Return a study's id as the gallery stores it. Raises GalleryError as `patient` does."""
         needed = self._needed(id)
         return needed.study(id) if needed else id
 

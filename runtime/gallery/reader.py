@@ -33,20 +33,20 @@ _OF_ENTRY = [name for name in Entry.__dataclass_fields__ if name not in ("labels
 _SELECT = f"SELECT {', '.join(f'e.{column}' for column in (*schema.COLUMNS, 'digest'))}"
 _ONE, _ALL = f"{_SELECT} FROM entry e WHERE e.number = ?", f"{_SELECT} FROM entry e ORDER BY e.number"
 _WITH_VECTOR = f"{_SELECT}, v.vector, v.digest FROM {{}} LEFT JOIN embedding v ON v.number = e.number ORDER BY e.number"
-# CROSS JOIN: SQLite keeps this order of the two, and does not look through all entries for a few.
+# CROSS JOIN makes SQLite keep this order, instead of scanning all entries for a few numbers.
 _GIVEN = "json_each(?) AS given CROSS JOIN entry e ON e.number = given.value"
-# The plus keeps SQLite from putting ?1 in the place of sha256 in the other condition, which would scan all entries.
+# The plus keeps SQLite from replacing sha256 by ?1 in the other condition, which would scan all entries.
 _BY_SHA256 = "SELECT number FROM entry INDEXED BY {} WHERE {} AND +sha256 = ?1 AND sha256 != ''"
 
-#: Up to this many entries a gallery whose setting is "auto" is searched exactly.
+#: A gallery with the setting "auto" is searched exactly up to this many entries.
 EXACT_LIMIT = 20_000
 
 
 class Reader:
-    """One moment of a gallery, of the generation `generation` with `count` entries; valid within its `with` block.
+    """A gallery at one moment, with `count` entries, at generation `generation`. Valid within its `with` block.
 
-    `pruned` is the last generation of which it is not known any more what it changed, `database` the connection. Every
-    method raises GalleryError for damage, and once the transaction has ended (`close`).
+    `pruned` is the last generation whose changes are no longer recorded, and `database` the connection. Every method
+    raises GalleryError for damaged data, and after the transaction has ended (`close`).
     """
 
     def __init__(self, meta: Meta, database: sqlite3.Connection) -> None:
@@ -65,7 +65,7 @@ class Reader:
     @classmethod
     @contextmanager
     def begin(cls, meta: Meta, connections: Connections) -> Iterator[Self]:
-        """A read transaction. Raises GalleryError where the gallery is closed."""
+        """Begin a read transaction. Raises GalleryError if the gallery is closed."""
         with connections.use("read") as database:
             database.execute("BEGIN").close()
             reader = cls(meta, database)
@@ -75,27 +75,26 @@ class Reader:
                 reader.close()
 
     def close(self) -> None:
-        """End what is still being iterated over: a cursor left open would hold on to this moment."""
+        """End all iterations, since an open cursor would keep the transaction open."""
         self._ended = True
         for cursor in self._cursors:
             cursor.close()
 
     @property
     def codes(self) -> Codes | None:
-        """What an index of these entries keeps of each vector, by the gallery's setting; None where it has no index."""
+        """The codes in an index of these entries, according to the gallery's setting; None for no index."""
         return codes_for(self.index_setting, self.count)
 
     def query(self, sql: str, *values: object) -> list[Any]:
-        """All rows of a statement: none of it is left open."""
-        if self._ended:  # its connection may be another's by now
+        """Execute a statement and return all its rows, leaving no cursor open."""
+        if self._ended:  # another thread may use the connection now
             raise GalleryError(f"{self.meta.path}: expected a read within the 'with' block, found one after its end")
         return self.database.execute(sql, values).fetchall()
 
     def changes_since(self, generation: int) -> NDArray[np.int64] | None:
-        """Numbers of the entries added, updated or removed since a generation: int64 [n], sorted, distinct.
+        """Return the numbers of entries added, updated or removed since a generation: int64 [n], sorted, distinct.
 
-        None where this is not known: the generation is of the future, or the record of it is pruned or damaged. All
-        entries are to be read then.
+        If the generation is in the future, or its record is pruned or damaged, return None: all entries must be read.
         """
         if not self.pruned <= generation <= self.generation:
             return None
@@ -108,7 +107,7 @@ class Reader:
         return np.unique(np.frombuffer(b"".join(numbers for _, numbers, _ in rows), "<i8").astype(np.int64))
 
     def columns(self, numbers: NDArray[np.int64] | None = None, size: int = 4096) -> Iterator[Columns]:
-        """The entries, or those of `numbers` that exist, in the order of their numbers.
+        """Read all entries, or those of `numbers` that exist, ordered by number.
 
         Yields:
             Blocks of up to `size` entries.
@@ -127,20 +126,20 @@ class Reader:
                 yield self._columns(rows)
 
     def entries(self, numbers: Numbers) -> list[Entry]:
-        """In the order of the numbers. Raises GalleryError for one that is not there."""
+        """Return the entries with these numbers, in the same order. Raises GalleryError for a missing one."""
         return [self.entry_of(row) for row in self.rows(numbers)]
 
     def every_entry(self) -> Iterator[Entry]:
-        """All entries, in the order of adding, read lazily."""
+        """Iterate over all entries in the order in which they were added, reading them lazily."""
         for rows in self._every_row():
             yield from map(self.entry_of, rows)
 
     def ids(self) -> list[str]:
-        """Every id, in the order of adding."""
+        """Return every id, in the order in which they were added."""
         return [str(row[COLUMN["id"]]) for rows in self._every_row() for row in rows]
 
     def vectors(self, numbers: Numbers) -> NDArray[np.float32]:
-        """float32 [n, D] in the order of the numbers. Raises GalleryError for one that is not there."""
+        """Return the vectors float32 [n, D] of these numbers, in order. Raises GalleryError for a missing one."""
         rows = []
         for number in map(int, numbers):
             found = self.query("SELECT vector, digest FROM embedding WHERE number = ?", number)
@@ -148,8 +147,8 @@ class Reader:
         return self._checked_vectors(rows)
 
     def cells(self, numbers: Numbers) -> NDArray[np.int8]:
-        """Codes int8 [n, h, w, d] in the order of the numbers. Raises GalleryError for one that is not there, and where
-        the gallery keeps no cells."""
+        """Return the cells' codes int8 [n, h, w, d] of these numbers, in order. Raises GalleryError for a missing one,
+        and if the gallery stores no cells."""
         if self.meta.cells is None:
             raise GalleryError(f"{self.meta.path}: expected a gallery that keeps cells, found one without; build it "
                                f"again with 'cbmir index build --cells'")  # fmt: skip
@@ -164,23 +163,23 @@ class Reader:
         return np.frombuffer(b"".join(found[number][0] for number in wanted), np.int8).reshape(len(wanted), *shape)
 
     def thumbnails(self, numbers: Numbers) -> list[bytes | None]:
-        """JPEG in the order of the numbers; None where none was stored. Raises GalleryError for a number not there."""
+        """Return a JPEG per number, None if none was stored. Raises GalleryError for a missing number."""
         return [self._checked_thumbnail(row) for row in self.rows(numbers)]
 
     def number(self, id: str) -> int:
-        """An entry's number. Raises GalleryError for an unknown id."""
+        """Return an entry's number. Raises GalleryError for an unknown id."""
         found = self._found_by("id", id)
         if not found:
             raise GalleryError(f"{self.meta.path}: expected the id of an entry of this gallery, found {id!r}")
         return int(found[0][0])
 
     def find_case(self, case: str) -> Entry | None:
-        """The entry of a case id, or None."""
+        """Return the entry with this case id, or None."""
         found = self._found_by("case_id", case)
         return self.entry_of(found[0]) if found else None
 
     def find(self, sha256: str) -> list[int]:
-        """Numbers of the entries made from a file with this digest, in the order of adding."""
+        """Return the numbers of entries made from a file with this digest, in the order in which they were added."""
         if not sha256:
             return []
         found = [
@@ -193,14 +192,14 @@ class Reader:
         return found[0]
 
     def ids_of(self, numbers: NDArray[np.int64]) -> dict[int, str]:
-        """The ids of entries by their numbers; these rows are not verified."""
+        """Return the ids of entries by number, without verifying the rows."""
         sql = "SELECT number, id FROM entry WHERE number IN (SELECT value FROM json_each(?))"
         return {number: str(name) for number, name in self.query(sql, json.dumps(numbers.tolist()))}
 
     def counts(self) -> dict[str, Any]:
-        """How many patients and studies there are, images of each split, view and source, and images in which a label
-        is positive or uncertain; `days` are the first and the last, YYYY-MM-DD, empty where no day is known;
-        `warnings`, in how many images there was one of each kind."""
+        """Count patients, studies, images per split, view and source, images in which each label is positive or
+        uncertain, and images with each kind of warning. `days` are the first and the last date, YYYY-MM-DD, or empty
+        if no date is known."""
         values: dict[str, Counter[str]] = {name: Counter() for name in ("split", "view", "source", "date", "warnings")}
         patients, studies = set[int](), set[tuple[int, int]]()
         codes = np.zeros(len(self.meta.labels), np.int64)
@@ -224,11 +223,11 @@ class Reader:
         }
 
     def copy(self, target: sqlite3.Connection) -> None:
-        """Make `target`, a connection to an empty database, a copy of this moment."""
+        """Copy the gallery at this moment to `target`, a connection to an empty database."""
         self.database.backup(target)
 
     def rows(self, numbers: Numbers) -> list[Row]:
-        """Entries in the order of their numbers as given. Raises GalleryError for one that is not there."""
+        """Return the rows with these numbers, in the same order. Raises GalleryError for a missing one."""
         rows = []
         for number in map(int, numbers):
             found = self.query(_ONE, number)
@@ -243,14 +242,14 @@ class Reader:
         return Entry(**values, labels=labels, boxes=boxes)
 
     def _found_by(self, column: str, value: str) -> list[Row]:
-        """The entries with this value in an indexed column, whose index may be damaged."""
+        """Return the rows with this value in an indexed column, checking the value, since the index may be damaged."""
         rows = self.rows(number for (number,) in self.query(f"SELECT number FROM entry WHERE {column} = ?", value))
         if any(row[COLUMN[column]] != value for row in rows):
             raise self._damaged(f"expected the entry {value!r} under its {column}, found another")
         return rows
 
     def _every_row(self, sql: str = _ALL, size: int = 4096) -> Iterator[list[Row]]:
-        """Every entry, verified, in blocks."""
+        """Yield all rows, verified, in blocks."""
         seen = 0
         for rows in self._blocks(sql, size):
             yield self._checked(rows)
@@ -259,12 +258,12 @@ class Reader:
             raise self._damaged(f"expected {self.count} entries, found {seen}")
 
     def _blocks(self, sql: str, size: int, *values: object) -> Iterator[list[Row]]:
-        """Rows of a statement in blocks of `size`, for as long as the moment lasts."""
+        """Yield the rows of a statement in blocks of `size`, as long as the transaction is open."""
         with closing(self.database.execute(sql, values)) as cursor:
             self._cursors.append(cursor)
             while rows := [] if self._ended else cursor.fetchmany(size):
                 yield rows
-            self.query("SELECT 1")  # an iteration that outlasted the moment is no end of the rows
+            self.query("SELECT 1")  # raises if the transaction ended before the rows did
             self._cursors.remove(cursor)
 
     def _checked(self, rows: list[Row]) -> list[Row]:
@@ -274,7 +273,7 @@ class Reader:
         return rows
 
     def _checked_vectors(self, rows: Sequence[Row]) -> NDArray[np.float32]:
-        """Of rows (number, vector, digest)."""
+        """Verify rows (number, vector, digest) and return their vectors."""
         dim = self.meta.card.embedding_dim
         for number, vector, found in rows:
             if vector is None or schema.digest_bytes(vector, number) != found:
@@ -284,7 +283,7 @@ class Reader:
         data = b"".join(vector for _, vector, _ in rows)
         vectors = np.frombuffer(data, "<f4").astype(np.float32, copy=False).reshape(len(rows), dim)
         wrong = np.flatnonzero(~schema.are_unit(vectors))
-        if len(wrong):  # it would hide its own image and others: a NaN compares as nearest and as farthest
+        if len(wrong):  # a NaN would compare as both nearest and farthest, and hide its own image and others
             name = self._name(rows[int(wrong[0])][0])
             raise self._damaged(f"expected finite embeddings of norm 1, found another in the entry {name} "
                                 f"({len(wrong)} in all)")  # fmt: skip
@@ -324,7 +323,7 @@ class Reader:
 
 
 def codes_for(setting: str, count: int) -> Codes | None:
-    """What an index of so many entries keeps of each vector, by the gallery's setting; None where there is no index."""
+    """Return the codes in an index of `count` entries, according to the gallery's setting; None for no index."""
     if setting == "bf16":
         return "bf16"
     return "int8" if setting == "int8" or (setting == "auto" and count > EXACT_LIMIT) else None

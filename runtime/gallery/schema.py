@@ -2,17 +2,17 @@
 
 SQLite detects an invalid page, but not a flipped bit within a value. So each row carries a BLAKE2b digest of all
 its values, which is verified whenever the row is read for an answer: a damaged row is an error, never an answer. The
-digest is kept as a signed 64-bit integer; it guards against accidents, not against an attacker.
+digest is stored as a signed 64-bit integer; it guards against accidents, not against an attacker.
 
-Searches identify patients and studies by numbers, which are hashes of their ids. So whether an entry is of a given
-patient never depends on an index in which a damaged page could hide the patient. Studies of two patients may have the
-same id, and so the same number, as in CheXpert, so a study is identified by both numbers.
+Searches identify patients and studies by numbers, which are hashes of their ids, so they never depend on an SQLite
+index in which a damaged page could hide a patient. Two patients' studies may have the same id, and so the same number,
+as in CheXpert, so a study is identified by both numbers.
 
-The generation last acknowledged stands in a file beside the database too (`LastCommit`): SQLite drops what a damaged or
-missing write-ahead log held without a word, and the gallery would open as it was some writes ago. The file is written
-after each write and never synced, so it may lag behind (after a power failure) but never runs ahead. A gallery without
-a file of its own is a copy, or was brought back from one: it gets a new uuid, since what was derived from the gallery
-of the old one may be of writes that it has never seen.
+The last acknowledged generation is also stored in a file beside the database (`LastCommit`), because SQLite silently
+drops the contents of a damaged or missing write-ahead log, and the gallery would open in an older state. The file is
+written after each write but never synced, so after a power failure it may lag behind, but it never runs ahead. A
+gallery without a matching file is a copy, or was restored from one. It gets a new uuid, since files derived from the
+original gallery may include writes that the copy never had.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.filters import parse_day
 from cbmir.runtime.gallery.pseudonyms import Keys, Pseudonyms
 
-#: Of the tables below; a gallery of another is refused.
+#: Version of the tables below; a gallery with another one is refused.
 SCHEMA = 6
-#: A label whose value is not known, in an int8 array where the others are 1, 0 and -1 (uncertain).
+#: An unknown label in an int8 array, where the known ones are 1, 0 and -1 (uncertain).
 UNKNOWN = -2
 
-#: Table or index -> how it is made. A gallery whose own differ is refused: so a damaged definition is never obeyed.
+#: SQL of each table and index. A gallery with different SQL is refused, so a damaged definition is never used.
 DEFINITIONS = {
     "meta": "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, digest INTEGER NOT NULL) STRICT",
     "entry": """CREATE TABLE entry (
@@ -93,7 +93,7 @@ DEFINITIONS = {
 ) STRICT""",
     "entry_id": "CREATE UNIQUE INDEX entry_id ON entry (id)",
     "entry_case": "CREATE INDEX entry_case ON entry (case_id)",
-    # Twice, in two trees of pages: that a file is not there must not rest on one page that may be damaged.
+    # Two indexes in separate pages, so that one damaged page cannot make an existing file seem absent.
     "entry_sha256": "CREATE INDEX entry_sha256 ON entry (sha256) WHERE sha256 != ''",
     "entry_content": "CREATE INDEX entry_content ON entry (substr(sha256, 1, 16)) WHERE sha256 != ''",
 }
@@ -114,7 +114,7 @@ def create(
     connections: Connections, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str,
     cells: CellCodec | None,
 ) -> None:  # fmt: skip
-    """Fill an empty database with the tables of a gallery without entries."""
+    """Create the tables of a gallery without entries in an empty database."""
     values = {
         "schema": SCHEMA,
         "gallery": uuid.uuid4().hex,
@@ -139,7 +139,7 @@ def create(
 
 
 def _check_tables(database: sqlite3.Connection, path: Path) -> None:
-    """Raise GalleryError unless the database has just the tables and indexes of `DEFINITIONS`."""
+    """Raise GalleryError unless the database has exactly the tables and indexes of `DEFINITIONS`."""
     found = dict(database.execute("SELECT name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite%'"))
     if found != DEFINITIONS:
         names = sorted(name for name in found.keys() | DEFINITIONS if found.get(name) != DEFINITIONS.get(name))
@@ -148,13 +148,13 @@ def _check_tables(database: sqlite3.Connection, path: Path) -> None:
 
 
 def digest(values: Iterable[object]) -> int:
-    """Of a row's values, as a signed 64-bit integer."""
+    """Return the digest of a row's values, a signed 64-bit integer."""
     return digest_bytes("\x1f".join(map(str, values)).encode("utf-8", "surrogatepass"))
 
 
 def digest_bytes(data: object, *row: object) -> int:
-    """Of bytes and the rest of their row, as `digest`: a vector must not pass for another entry's. Anything else than
-    bytes, which a flipped bit may make of them, has another digest."""
+    """Return the digest of bytes and the rest of their row, so that a vector cannot pass for another entry's. If a
+    flipped bit has turned the bytes into another type, the digest differs."""
     if not isinstance(data, bytes):
         return digest((type(data).__name__, data))
     head = "".join(f"{value} " for value in row).encode("utf-8", "replace")
@@ -162,32 +162,32 @@ def digest_bytes(data: object, *row: object) -> int:
 
 
 def patient_number(key: str) -> int:
-    """A patient's number in [1, 2^63), made from the key alone; 0 for the empty key, an unknown patient."""
+    """Hash a patient's key to a number in [1, 2^63); 0 for the empty key of an unknown patient."""
     return _number(b"patient", key)
 
 
 def study_number(key: str) -> int:
-    """A study's number in [1, 2^63), made from the key alone, so that studies of two patients may have the same; 0 for
-    the empty key, an unknown study."""
+    """Hash a study's key to a number in [1, 2^63), so studies of two patients may have the same number; 0 for the empty
+    key of an unknown study."""
     return _number(b"study", key)
 
 
 def _number(kind: bytes, key: str) -> int:
     if not key:
         return 0
-    text = str(key).encode("utf-8", "surrogatepass")  # a flipped bit may have made bytes of it: not the same text
+    text = str(key).encode("utf-8", "surrogatepass")  # str: a flipped bit may have turned the text into bytes
     hashed = hashlib.blake2b(text, digest_size=8, person=kind).digest()
     return int.from_bytes(hashed, "little") >> 1 or 1
 
 
 class LabelCodec:
-    """Between an entry's labels and the text in which they are kept, a character a label."""
+    """A codec between an entry's labels and the text that stores them, with one character per label."""
 
     def __init__(self, labels: LabelSet) -> None:
         self._names = labels.names
 
     def encode(self, values: dict[str, int | None] | None) -> str:
-        """Labels that are not named are unknown. Raises GalleryError for other labels and for other values."""
+        """Encode labels; those that are missing are unknown. Raises GalleryError for an invalid label or value."""
         values = values or {}
         if other := values.keys() - self._names:
             raise GalleryError(f"expected labels of {', '.join(self._names)}; found {', '.join(sorted(other))}")
@@ -200,13 +200,13 @@ class LabelCodec:
         return {name: _VALUES[character] for name, character in zip(self._names, text, strict=True)}
 
     def decode_many(self, texts: Sequence[str]) -> NDArray[np.int8]:
-        """int8 [N, C]: 1, 0, -1 (uncertain) or UNKNOWN."""
+        """Decode N texts to int8 [N, C] of 1, 0, -1 (uncertain) or `UNKNOWN`."""
         codes = np.frombuffer("".join(texts).encode("latin-1", "replace"), np.uint8)
         return _CODES[codes.reshape(len(texts), len(self._names))]
 
 
 def day_number(day: str) -> int:
-    """YYYYMMDD of a day YYYY-MM-DD; 0 for the empty text, an unknown day."""
+    """Convert a date YYYY-MM-DD to the number YYYYMMDD; 0 for the empty text of an unknown date."""
     return int(day.replace("-", "")) if day else 0
 
 
@@ -219,16 +219,16 @@ def check_entry(entry: Entry) -> None:
 
 
 def are_unit(vectors: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """bool [N]: which of float32 [N, D] have norm 1, and so are finite."""
+    """Return which vectors of float32 [N, D] have norm 1, and so are finite: bool [N]."""
     with np.errstate(over="ignore"):
-        squares = np.einsum("nd,nd->n", vectors, vectors)  # without a second array [N, D]
-    unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # not so for NaN
+        squares = np.einsum("nd,nd->n", vectors, vectors)  # makes no temporary array [N, D]
+    unit: NDArray[np.bool_] = np.abs(np.sqrt(squares) - 1) < 1e-3  # False for NaN
     return unit
 
 
 @dataclass(frozen=True, eq=False)
 class Meta:
-    """What does not change while a gallery is open."""
+    """The properties of a gallery that do not change while it is open."""
 
     path: Path
     uuid: str
@@ -237,23 +237,23 @@ class Meta:
     labels: LabelSet
     codec: LabelCodec
     keys: Keys
-    case_key: str  # a secret: case ids are made with it
+    case_key: str  # the secret key of the case ids
     cells: CellCodec | None
 
     def patient_numbers(self, ids: Iterable[str]) -> set[int]:
-        """Numbers of patients by their ids as given to `add`; also of those that are not there. Without the unknown.
+        """Return the numbers of patients by their ids as passed to `add`, even without entries; skip empty ids.
 
-        Raises GalleryError where the gallery keeps pseudonyms and their key is not there.
+        Raises GalleryError if the gallery stores pseudonyms and was opened without their key.
         """
         return {patient_number(self.keys.patient(one)) for one in ids} - {0}
 
     def study_numbers(self, ids: Iterable[str]) -> set[int]:
-        """Numbers of studies, as `patient_numbers`: each covers all studies of this id, of any patient."""
+        """Return the numbers of studies, as in `patient_numbers`; each covers this study id for all patients."""
         return {study_number(self.keys.study(one)) for one in ids} - {0}
 
     @classmethod
     def load(cls, database: sqlite3.Connection, path: Path, pseudonyms: Pseudonyms | None) -> Self:
-        """Raises GalleryError for another schema, and where something is missing or damaged."""
+        """Load them from the database. Raises GalleryError if a value is missing or damaged."""
         found = read_meta(database, path)
         try:
             labels = LabelSet.from_json(parse_json(found["labels"]))
@@ -271,11 +271,11 @@ class Meta:
 
 
 class SchemaError(GalleryError):
-    """A gallery, whole or not, of another schema."""
+    """The gallery has another schema."""
 
 
 def _check_schema(database: sqlite3.Connection, path: Path) -> None:
-    """Raise GalleryError for a gallery that does not state its schema, SchemaError for another than the present one."""
+    """Raise GalleryError for a gallery that does not state its schema, SchemaError if the schema is not `SCHEMA`."""
     rows = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchall()
     if len(rows) != 1 or not str(rows[0][0]).isdecimal():
         raise GalleryError(f"{path}: expected a gallery that states its schema, found none; build it again with "
@@ -288,7 +288,7 @@ def _check_schema(database: sqlite3.Connection, path: Path) -> None:
 
 
 def read_meta(database: sqlite3.Connection, path: Path, *keys: str) -> dict[str, str]:
-    """The values of some keys, or of all. Raises GalleryError for a key that is missing and a damaged value."""
+    """Read the values of some keys, or of all. Raises GalleryError for a missing key or a damaged value."""
     where = f"WHERE key IN ({', '.join('?' * len(keys))})" if keys else ""
     values = {}
     for key, value, found in database.execute(f"SELECT key, value, digest FROM meta {where}", keys).fetchall():
@@ -321,16 +321,16 @@ _LENGTH = 128
 
 @dataclass(frozen=True)
 class LastCommit:
-    """That a generation of the gallery with this uuid has been acknowledged."""
+    """The last acknowledged generation of the gallery with this uuid."""
 
     uuid: str
     generation: int
 
     def write(self, folder: Path) -> None:
-        """Where that is not possible a warning says so, and no more: the write itself is on the disk already."""
+        """Write the file. A failure is only logged, since the gallery's own write is on the disk already."""
         text = json.dumps([self.uuid, self.generation, digest((self.uuid, self.generation))]).encode()
         try:
-            # In place, by one call and at one length: nothing is left over where the process is killed.
+            # In place, with a single call of fixed length, so a killed process leaves no temporary file or old bytes.
             descriptor = os.open(folder / LAST_COMMIT, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
                 os.write(descriptor, text.ljust(_LENGTH))
@@ -341,7 +341,7 @@ class LastCommit:
 
     @classmethod
     def read(cls, folder: Path) -> LastCommit | None:
-        """None if it is missing or damaged."""
+        """Read the file; None if it is missing or damaged."""
         try:
             uuid, generation, stamp = read_json(folder / LAST_COMMIT)
             whole = stamp == digest((uuid, generation))
@@ -350,7 +350,7 @@ class LastCommit:
             return None
 
     def check(self, folder: Path, generation: int) -> None:
-        """Raise GalleryError where more was acknowledged than the gallery still has."""
+        """Raise GalleryError if the gallery's generation is older than the acknowledged one."""
         if self.generation > generation:
             raise GalleryError(
                 f"{folder}: expected generation {self.generation}, the last that was acknowledged, found generation "
@@ -361,12 +361,12 @@ class LastCommit:
 
 
 def open_meta(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
-    """What the gallery says of itself, once it is checked. One without a last commit of its own gets a new uuid.
+    """Check a gallery and return its properties. A gallery without a matching `LastCommit` gets a new uuid.
 
-    Raises GalleryError for another schema, for damage, and where acknowledged writes are missing.
+    Raises GalleryError if it has another schema, is damaged, or has lost acknowledged writes.
     """
     path = connections.folder
-    seen = LastCommit.read(connections.home)  # first: a writer may go on meanwhile
+    seen = LastCommit.read(connections.home)  # first, since a writer may commit meanwhile
     with connections.use("read") as database:
         _check_schema(database, path)
         _check_tables(database, path)
@@ -385,11 +385,11 @@ def _renamed(connections: Connections, pseudonyms: Pseudonyms | None) -> Meta:
         meta = Meta.load(database, path, pseudonyms)
         seen = LastCommit.read(connections.home)
         if seen is not None and seen.uuid == meta.uuid:
-            return meta  # another process was first
+            return meta  # another process was faster
         meta = replace(meta, uuid=uuid.uuid4().hex)
         write_meta(database, {"gallery": meta.uuid})
         generation = int(read_meta(database, path, "generation")["generation"])
-        # Before the next opener can begin, which would give another name still. Where this one does not get to the
-        # end, the last commit is of no gallery, and the next opener does the same.
+        # Inside the transaction, or the next process to open the gallery would choose yet another uuid. If this process
+        # is killed before the commit, the file matches no gallery, and the next process does the same again.
         LastCommit(meta.uuid, generation).write(connections.home)
     return meta

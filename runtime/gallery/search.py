@@ -1,8 +1,8 @@
-"""Which rows of a snapshot come first for a query: the nearest, by comparing all or by the index, and under a
-selection; or those that agree most with what is expected of the query (`agreeing`).
+"""Rank the rows of a snapshot for a query: by distance, exactly or with the index (`nearest`), or by how well their
+labels match the query's probabilities (`agreeing`).
 
-Both ways end in the same ranking: candidates are compared by their float32 vectors first, then those near enough to
-matter in float64, in one order of operations, so that equal images have equal distances wherever they lie.
+Both rank candidates in the same way: first by their float32 vectors, then the nearest of them in float64, always in the
+same order of operations, so that equal images have equal distances at any position.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Selections = Sequence[Selection | None]
 
-#: By so much two cosines may be off in float32, as norms are rounded and products are summed in varying order.
+#: Largest error in the difference of two float32 cosines: norms are rounded, and the order of summation varies.
 _SLACK = 2e-6
-_BLOCK = 16_384  # rows that are multiplied at once
-_GATHERED = 2048  # rows that are copied together at once: as many as the cache holds
+_BLOCK = 16_384  # rows multiplied at a time
+_GATHERED = 2048  # rows gathered at a time, as many as fit into the cache
 _QUERIES = 256
 _FEW = 256
-#: The index is asked for so many times k, and some more: the wider its walk, the fewer near ones it misses.
+#: The index is asked for `_MORE` * k + `_AND` candidates: the more it visits, the fewer neighbours it misses.
 _MORE, _AND = 3, 34
-#: So many times k of what it finds, and some more, are ranked by their vectors: its codes tell them nearly in order.
+#: The first `_RANKED` * k + `_AND_RANKED` are ranked by their vectors: the codes give almost the right order.
 _RANKED, _AND_RANKED = 1.5, 5
-#: So large a share of what it finds must pass a filter; else it is asked for more, to miss no more than without one.
+#: If a smaller share of the candidates passes the filter, the index is asked for more, to maintain the recall.
 _LEFT = 0.75
-#: What a cosine of 1 adds to an expected agreement in [0, 1]: little, but it decides among equal labels.
+#: Weight of the cosine beside an expected agreement in [0, 1]: small, but it decides between equal labels.
 NEARNESS = 0.1
-#: The index finds one more candidate in the time in which so many rows are compared.
+#: Number of rows that can be compared in the time that the index takes to find one more candidate.
 _ROWS_PER_CANDIDATE = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Nearest:
-    """Rows in their order, ties undecided: more than k where the k-th is tied. Distances and cosines are float64.
+    """Ranked rows with ties left open, so more than k if the k-th is tied. Distances and cosines are float64.
 
-    `keys` float64 [n] rise with the order, and are equal where ids decide: the distances, unless rows are ranked by
-    something else.
+    `keys` float64 [n] increase with the rank and are equal for ties, which ids decide. They are the distances, unless
+    rows are ranked by something else.
     """
 
     rows: Rows
@@ -60,8 +60,8 @@ _NOTHING = Nearest(np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0),
 
 
 def nearest(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections, *, exact: bool) -> list[Nearest]:
-    """For each of the unit vectors float32 [M, D] the k nearest of the rows that its selection lets pass, or all where
-    there are fewer. Without an index all answers are exact."""
+    """Find, for each unit vector of float32 [M, D], the k nearest rows that pass its selection, or all if fewer pass.
+    Without an index the search is exact."""
     if k == 0:
         found = [(np.empty(0, np.int64), "exact")] * len(queries)
     elif exact or snapshot.index is None:
@@ -74,9 +74,9 @@ def nearest(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections
 def agreeing(
     snapshot: Snapshot, query: Vectors, k: int, selection: Selection | None, probabilities: Mapping[int, float]
 ) -> Nearest:
-    """The k of all rows that pass with the greatest `expected_agreement` + `NEARNESS` * cosine.
+    """Find the k rows that pass and have the highest `expected_agreement` + `NEARNESS` * cosine.
 
-    Ties are in the order of distances. `probabilities` has the query's for columns of the labels.
+    Ties are ordered by distance. `probabilities` maps positions of labels to the query's probabilities.
     """
     mask = snapshot.passing(selection)
     rows = np.arange(len(snapshot.base) + len(snapshot.tail)) if mask is None else np.flatnonzero(mask)
@@ -98,23 +98,23 @@ def agreeing(
 
 
 def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[np.int8]]) -> NDArray[np.float64]:
-    """How far n images are expected to have the labels of a query of which only probabilities p are known.
+    """Compute how well the labels of n images are expected to match those of a query with probabilities p.
 
-    The expected Jaccard index of both sets of labels, approximated by sum(p y) / (sum(p) + sum(y) - sum(p y)), where
-    y is 1 for a positive or uncertain label, and 0 for a negative one and for one that is not known: an image is not
-    preferred because less is known of it. "No finding" is one more label: its y is 1 where all of them are known to
-    be negative, and its p is the product of 1 - p over the labels, as if these were independent.
+    This is the expected Jaccard index of the two sets of labels, approximated by sum(p y) / (sum(p) + sum(y) -
+    sum(p y)), where y is 1 for a positive or uncertain label and 0 for a negative or unknown one, so unknown labels
+    give an image no advantage. "No finding" counts as one more label: its y is 1 if all labels are known to be
+    negative, and its p is the product of 1 - p over the labels, as if they were independent.
 
     Args:
         probabilities: One per label.
-        labels: For each label int8 [n]: 1, 0, -1 (uncertain) or `schema.UNKNOWN`.
+        labels: For each label, int8 [n] of 1, 0, -1 (uncertain) or `schema.UNKNOWN`.
 
     Returns:
-        float64 [n] in [0, 1]; 0 where nothing is known of an image.
+        float64 [n] in [0, 1]; 0 for an image without known labels.
     """
     both, theirs = np.zeros((2, len(labels[0])))
     none = np.ones(len(labels[0]), np.bool_)
-    for p, values in zip(probabilities, labels, strict=True):  # label by label: the same sum wherever a row lies
+    for p, values in zip(probabilities, labels, strict=True):  # per label, so that a row's position cannot change sums
         positive = np.abs(values) == 1
         both += p * positive
         theirs += positive
@@ -128,8 +128,8 @@ def expected_agreement(probabilities: Sequence[float], labels: Sequence[NDArray[
 def answer(
     reader: Reader, snapshot: Snapshot, found: Nearest, k: int, vectors: int, *, cells: bool
 ) -> SearchResult | None:
-    """What a search answers. None where the vectors that it would answer with are not those that are stored: mapped
-    files are verified when they are loaded, and may be damaged after."""
+    """Build a search's result, or return None if a vector differs from the one in SQLite: mapped files are verified
+    when they are loaded, but may be damaged later."""
     order = _ordered(reader, snapshot, found, k)[: max(k, vectors)]
     numbers = snapshot.numbers(found.rows[order])
     distances, cosines = found.distances[order].tolist(), found.cosines[order].tolist()
@@ -143,12 +143,12 @@ def answer(
 
 
 def _ordered(reader: Reader, snapshot: Snapshot, found: Nearest, k: int) -> Rows:
-    """Positions in `found`, equal keys in the order of the ids as far as the first k go."""
+    """Return positions in `found`, with ties that affect the first k ordered by id."""
     keys = found.keys
     order = np.arange(len(keys))
     near = int(np.searchsorted(keys, keys[k - 1], side="right")) if 0 < k < len(keys) else len(keys)
     differences = np.diff(keys[:near])
-    if k == 0 or differences.all():  # no two are equal
+    if k == 0 or differences.all():  # no ties
         return order
     groups = [group for group in np.split(order[:near], np.flatnonzero(differences) + 1) if len(group) > 1]
     numbers = snapshot.numbers(found.rows)
@@ -162,7 +162,7 @@ def _ranked(snapshot: Snapshot, query: Vectors, k: int, rows: Rows, method: str)
     wanted = min(k, len(rows))
     if not wanted:
         return replace(_NOTHING, method=method)
-    if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # else float64 for all costs less than to tell which need it
+    if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # with fewer rows, computing all in float64 is faster
         rows = rows[_near(_cosines(snapshot, query, rows), wanted)]
     distances, cosines = _compared(snapshot, query, rows)
     order = np.argsort(distances, kind="stable")
@@ -176,14 +176,14 @@ def _cosines(snapshot: Snapshot, query: Vectors, rows: Rows) -> Vectors:
 
 
 def _compared(snapshot: Snapshot, query: Vectors, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Distances and cosines of rows, float64."""
+    """Compute the distances and cosines of rows, float64."""
     exactly, own = snapshot.vectors(rows).astype(np.float64), query.astype(np.float64)
     differences = exactly - own
     return np.sqrt(np.vecdot(differences, differences)), np.vecdot(exactly, own)
 
 
 def _near(cosines: NDArray[np.floating], wanted: int) -> Mask:
-    """Which may be among the `wanted` nearest, for all that rounding can do; also NaN, of a file that was damaged."""
+    """Mark the rows that may be among the `wanted` nearest, allowing for rounding, and NaN from a damaged file."""
     near: Mask = ~(cosines < np.partition(cosines, -wanted)[-wanted] - _SLACK)
     return near
 
@@ -198,7 +198,7 @@ def _by_product(snapshot: Snapshot, queries: Vectors, k: int, selections: Select
         some = selections[at : at + _QUERIES]
         masks = {one: snapshot.passing(one) for one in set(some)}
         few = {
-            one: np.flatnonzero(mask)  # `_ranked` compares them all
+            one: np.flatnonzero(mask)  # `_ranked` compares all of them
             for one, mask in masks.items()
             if mask is not None and 4 * np.count_nonzero(mask) <= len(mask)
         }
@@ -210,8 +210,8 @@ def _by_product(snapshot: Snapshot, queries: Vectors, k: int, selections: Select
 
 
 def _best(parts: Sequence[Vectors], queries: Vectors, k: int, passing: Sequence[Mask | None]) -> list[Rows]:
-    """For each query, rows of the parts, counted through, among which its k nearest are: a block of products after the
-    other, of which is kept what reaches the k-th best so far."""
+    """Return, for each query, rows that include its k nearest, numbered through all parts. Products are computed block
+    by block, and only rows that reach the k-th best so far are kept."""
     kept = [(np.empty(0, np.int64), np.empty(0, np.float32))] * len(queries)
     least = np.full(len(queries), -np.inf, np.float32)
     start = 0
@@ -241,11 +241,11 @@ def _best(parts: Sequence[Vectors], queries: Vectors, k: int, passing: Sequence[
 def _by_index(
     snapshot: Snapshot, index: HnswIndex, queries: Vectors, k: int, selections: Selections
 ) -> list[tuple[Rows, str]]:
-    """The base's candidates by the index, and the tail's by product."""
+    """Find the candidates in the base with the index, and those in the tail with a product."""
     fetch = _MORE * k + _AND
     proposed = index.search(queries, fetch)
     tail = _near_in_tail(snapshot, queries, k, selections)
-    every: dict[Selection | None, Rows] = {}  # rows of the base that pass, where that had to be known
+    every: dict[Selection | None, Rows] = {}  # all rows of the base that pass, computed only when needed
     found = []
     for number, (query, selection) in enumerate(zip(queries, selections, strict=True)):
         near, method = snapshot.passing_base(selection, proposed[number]), f"hnsw {index.codes}"
@@ -260,7 +260,7 @@ def _by_index(
 
 
 def _near_in_tail(snapshot: Snapshot, queries: Vectors, k: int, selections: Selections) -> list[Rows]:
-    """For each query, rows among which the k nearest of the tail are."""
+    """Return, for each query, rows of the tail that include the tail's k nearest."""
     if not len(snapshot.tail):
         return [np.empty(0, np.int64)] * len(queries)
     found: list[Rows] = []
@@ -272,8 +272,8 @@ def _near_in_tail(snapshot: Snapshot, queries: Vectors, k: int, selections: Sele
 
 
 def _with_growth(index: HnswIndex, query: Vectors, wanted: int, rows: Rows, near: Rows) -> tuple[Rows, str]:
-    """The index has no filter. Where too few of its candidates are among the rows that pass, it is asked for more, as
-    long as that costs less than to compare them all."""
+    """Ask the index, which cannot filter, for more candidates until enough of them pass. If that would cost more than
+    comparing all `rows` that pass, return these."""
     passing = np.zeros(len(index), np.bool_)
     passing[rows] = True
     fetch = wanted

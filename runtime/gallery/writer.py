@@ -1,4 +1,4 @@
-"""Changes to a gallery: a write transaction, which happens completely or not at all."""
+"""Write transactions, which change a gallery completely or not at all."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cbmir.runtime.gallery.pseudonyms import case_id
 from cbmir.runtime.gallery.reader import COLUMN, Reader
 from cbmir.runtime.gallery.schema import LastCommit, Meta, check_index, write_meta
 
-_ROUNDING = 2.5e-7  # of a norm, where float32 was normalised in float32
+_ROUNDING = 2.5e-7  # error of the norm of a vector that was normalised in float32
 _NAMES = (*schema.COLUMNS, "digest")
 _INSERT = f"INSERT INTO entry ({', '.join(_NAMES)}) VALUES ({', '.join('?' * len(_NAMES))})"
 _UPDATE = f"UPDATE entry SET {', '.join(f'{name} = ?' for name in _NAMES)} WHERE number = ?"
 
 
 class Writer(Reader):
-    """One write transaction: it sees what it has written, others only once its `with` block has ended.
+    """A write transaction. It sees its own changes; others see them only after its `with` block has ended.
 
-    `generation` is that from before.
+    `generation` is the one before this transaction.
     """
 
     def __init__(self, meta: Meta, database: sqlite3.Connection) -> None:
@@ -39,13 +39,13 @@ class Writer(Reader):
         self._changed: list[int] = []
         rows = self.query("SELECT max(seq) FROM (SELECT seq FROM sqlite_sequence WHERE name = 'entry' UNION ALL "
                          "SELECT max(number) FROM entry)")  # fmt: skip
-        self._last: int = rows[0][0] or 0  # number, of all that were ever given
+        self._last: int = rows[0][0] or 0  # the highest number ever assigned
         self._dirty = False
 
     @classmethod
     @contextmanager
     def begin(cls, meta: Meta, connections: Connections) -> Iterator[Self]:
-        """A write transaction, acknowledged at the block's end. Raises GalleryError where it cannot be written."""
+        """Begin a write transaction, acknowledged when the block ends. Raises GalleryError if it cannot be written."""
         with connections.transaction() as database:
             writer = cls(meta, database)
             try:
@@ -60,8 +60,8 @@ class Writer(Reader):
         thumbnails: Sequence[bytes | None] | None = None, cells: NDArray[np.int8] | None = None, *,
         renaming: bool = False,
     ) -> Added:  # fmt: skip
-        """As `Gallery.add`; `cells` are codes. With `renaming`, an entry whose id another image has gets a longer one,
-        from its path."""
+        """Add entries as `Gallery.add` does; `cells` are codes. With `renaming`, an entry whose id belongs to another
+        image gets a longer one, from its path."""
         check_batch(entries, embeddings, thumbnails, self.meta.card.embedding_dim)
         if (cells is None) != (self.meta.cells is None) or (cells is not None and len(cells) != len(entries)):
             expected = "no" if self.meta.cells is None else len(entries)
@@ -83,7 +83,7 @@ class Writer(Reader):
         return Added(tuple(added), tuple(duplicates), tuple(renamed))
 
     def update(self, entries: Sequence[Entry]) -> int:
-        """As `Gallery.update`."""
+        """Update entries as `Gallery.update` does."""
         changed = 0
         for entry in entries:
             schema.check_entry(entry)
@@ -102,10 +102,10 @@ class Writer(Reader):
     def remove(
         self, *, ids: Collection[str] = (), patient_ids: Collection[str] = (), study_ids: Collection[str] = ()
     ) -> tuple[str, ...]:
-        """As `Gallery.remove`."""
+        """Remove entries as `Gallery.remove` does."""
         check_several(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         numbers = self._numbers("id", ids)
-        # With a plus SQLite looks through all entries: in the index, a damaged page could hide some of a patient's.
+        # The plus makes SQLite scan all entries: in an index, a damaged page could hide some of a patient's.
         of_patients = self._numbers("+patient_id", map(self.meta.keys.patient, patient_ids))
         of_studies = self._numbers("+study_id", map(self.meta.keys.study, study_ids))
         if study_ids and not patient_ids:
@@ -113,7 +113,7 @@ class Writer(Reader):
             rows = [tuple(row) for number in of_studies for row in self.query(sql, number)]
             check_one_patient_each(rows, self.meta.path)
         numbers |= of_patients & of_studies if study_ids and patient_ids else of_patients | of_studies
-        sql = "SELECT id FROM entry WHERE number = ?"  # damaged ones can be removed as well
+        sql = "SELECT id FROM entry WHERE number = ?"  # unverified, so damaged entries can be removed too
         gone = [str(name) for number in numbers for (name,) in self.query(sql, number)]
         self.database.executemany("DELETE FROM entry WHERE number = ?", [(number,) for number in numbers])
         self._changed += sorted(numbers)
@@ -121,28 +121,28 @@ class Writer(Reader):
         return tuple(sorted(gone))
 
     def _numbers(self, column: str, keys: Iterable[str]) -> set[int]:
-        """Of entries with one of these texts in a column; an empty one stands for none."""
+        """Return the numbers of entries with one of these texts in a column; empty texts match nothing."""
         if not (given := [key for key in keys if key]):
             return set()
         sql = f"SELECT number FROM entry WHERE {column} IN (SELECT value FROM json_each(?))"
         return {int(number) for (number,) in self.query(sql, json.dumps(given))}
 
     def set_index(self, setting: str) -> None:
-        """As `Gallery.set_index`."""
+        """Change the index setting. Raises GalleryError for an unknown one."""
         check_index(setting)
         if setting != self.index_setting:
             write_meta(self.database, {"index": setting})
             self._dirty = True
 
     def tidy(self) -> None:
-        """Make the database's indexes again, and forget which entries changed when: readers of an earlier generation
-        read all entries again."""
+        """Rebuild the database's indexes and clear the record of changes, so that readers of an earlier generation read
+        all entries again."""
         self.query("REINDEX")
         self.query("DELETE FROM change WHERE generation <= ?", self.generation)
         write_meta(self.database, {"pruned": self.generation})
 
     def finish(self) -> int:
-        """Write down what changed, as the next generation where anything did: the generation that holds now."""
+        """Record the changes, if any, as the next generation. Return the current generation."""
         if not self._changed and not self._dirty:
             return self.generation
         generation = self.generation + 1
@@ -177,17 +177,17 @@ class Writer(Reader):
             "labels": self.meta.codec.encode(entry.labels),
             "boxes": boxes_text(entry.boxes),
             "thumbnail": thumbnail,
-        }  # the others as the entry has them
+        }  # the other columns are taken from the entry
         row = [kept[name] if name in kept else getattr(entry, name) for name in schema.COLUMNS]
         self.query(sql, *row, schema.digest(row), *more)
 
     def _same_content(self, entry: Entry) -> str | None:
-        """The id of the entry with the same content: of several, the one with the same id."""
+        """Return the id of the entry with the same content; of several entries, prefer the one with the same id."""
         names = [str(row[1]) for row in self.rows(self.find(entry.sha256))]
         return entry.id if entry.id in names else next(iter(names), None)
 
     def _free_id(self, entry: Entry, renaming: bool) -> str:
-        """The entry's id, or a longer one. Raises GalleryError where none is free, or what has it may be the same."""
+        """Return the entry's id or a longer one. Raises GalleryError if none is free or contents cannot be compared."""
         there = self._digests(entry.id)
         if not there:
             return entry.id
@@ -199,25 +199,25 @@ class Writer(Reader):
                            f"with other content; nothing was added")  # fmt: skip
 
     def _digests(self, id: str) -> list[str]:
-        """The file digest of the entry with this id; empty without one."""
+        """Return the file digest of the entry with this id as a list, empty if there is no such entry."""
         return [sha256 for (sha256,) in self.query("SELECT sha256 FROM entry WHERE id = ?", id)]
 
 
 def _even(vector: NDArray[np.float32]) -> NDArray[np.float32]:
-    """With a norm of 1 to rounding, so that cosines order as distances do: float32 [D]. What is so stays as it is."""
+    """Normalise a vector, float32 [D], unless its norm is 1 up to rounding, so that cosines order as distances do."""
     norm = float(np.linalg.norm(vector.astype(np.float64)))
     return vector if abs(norm - 1) < _ROUNDING else (vector / norm).astype(np.float32)
 
 
 def check_several(**given: Collection[str]) -> None:
-    """Raise GalleryError for a single text in the place of several."""
+    """Raise GalleryError if a single text was passed instead of a collection."""
     for name, values in given.items():
         if isinstance(values, str):
             raise GalleryError(f"expected several {name} to remove, found a single text; put it into a list")
 
 
 def check_one_patient_each(found: Collection[tuple[object, object]], place: object) -> None:
-    """Raise GalleryError where a study among these (study, patient) is of several patients."""
+    """Raise GalleryError if a study in these pairs (study, patient) belongs to several patients."""
     most = max(Counter(study for study, _ in set(found)).values(), default=0)
     if most > 1:
         raise GalleryError(f"{place}: expected a study id that belongs to one patient, found one of {most} patients; "
@@ -227,7 +227,7 @@ def check_one_patient_each(found: Collection[tuple[object, object]], place: obje
 def check_batch(
     entries: Sequence[Entry], embeddings: NDArray[np.float32], thumbnails: Sequence[bytes | None] | None, dim: int
 ) -> None:
-    """Raise GalleryError unless there are a fit embedding and, if any, a thumbnail for each entry."""
+    """Raise GalleryError unless each entry has a valid embedding and, if `thumbnails` are given, a thumbnail."""
     check_vectors(embeddings, len(entries), dim)
     if thumbnails is not None and len(thumbnails) != len(entries):
         raise GalleryError(f"expected {len(entries)} thumbnails, found {len(thumbnails)}")

@@ -1,4 +1,4 @@
-"""Building a gallery: from a manifest, whole or in shards that are merged, and adding to one."""
+"""Build a gallery from a manifest, in one piece or in shards that are merged, and add to one."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from cbmir.runtime.gallery.build.merge import build_on_ray, merge_galleries
     from cbmir.runtime.gallery.build.work import IndexReport
 
-# Maintenance, on which builds stand, looks at shards.
+# Lazy, since `maintenance` imports `build.shard`, and the other modules here import `maintenance`.
 __getattr__ = lazy_imports(
     __name__,
     {

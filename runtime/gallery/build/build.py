@@ -1,4 +1,4 @@
-"""Build a gallery from a manifest, whole or one shard of it, and add to one.
+"""Build a gallery or one shard of it from a manifest, and add to a gallery.
 
 A build writes a new version in the gallery's folder (`GalleryFolder`), one transaction per batch, which becomes the
 gallery at the end. If it is stopped, the old gallery stays as it was, and the same call continues without embedding an
@@ -52,26 +52,26 @@ def build_gallery(
     continues. Other unfinished work in the gallery's folder is removed when this build is done.
 
     Args:
-        workers: Processes that read images, as in `work_through`. They do not change the result.
+        workers: Number of processes that read images, as in `work_through`. It does not change the result.
         reduced_jpeg2000: As in `Finder`.
         pseudonyms: As in `Gallery.create`.
         index: As in `Gallery.create`.
-        replace_others: Replace a gallery even if it holds images that are not among these rows, or keeps ids in another
-            way.
-        shard: Build only part i of n, given as (i, n), for `merge_galleries` to join. An existing shard is kept, and a
-            shard without a readable image is empty.
-        cells: Keep codes of each image's cells (`CellCodec`), fitted to a sample of these images: a search by region
-            ranks its first candidates again by them.
+        replace_others: Replace a gallery even if it holds images that are not among these rows, or stores ids in
+            another way.
+        shard: Build only part i of n, given as (i, n), to be joined by `merge_galleries`. An existing shard is kept. A
+            shard may be empty if none of its images can be read.
+        cells: Store codes of each image's cells (`CellCodec`), fitted to a sample of these images, which a search by
+            region uses to rerank its first candidates.
 
     Raises:
         SplitError: No row belongs to these splits.
-        UserError: A shard, or cells, for a Milvus collection.
-        GalleryError: A gallery must not be replaced, `path` holds something other than a gallery, no image can be read,
-            or another process is building here.
+        UserError: `shard` or `cells` is given for a Milvus collection.
+        GalleryError: The existing gallery must not be replaced, `path` holds something other than a gallery, no image
+            can be read, or another process is building here.
         WorkerError: A worker died.
     """
     work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
-    ids = entry_ids(work.rows)  # of all rows in a shard too, so that its ids fit those of the others
+    ids = entry_ids(work.rows)  # of all rows, even for a shard, so that ids are unique across shards
     digest = work.digest(index, pseudonyms.check if pseudonyms else "", *["cells"] * cells)
     if is_milvus(path):
         if shard is not None:
@@ -79,7 +79,7 @@ def build_gallery(
         if cells:
             raise UserError("expected a folder for a gallery that keeps cells, found a Milvus collection")
         return _fill_collection(str(path), engine, work, pseudonyms, index)
-    folder, whole = GalleryFolder(path), work  # all shards fit their codes to the same images
+    folder, whole = GalleryFolder(path), work  # `whole`, so that all shards fit their codec to the same images
     part = None if shard is None else Shard(*shard, digest)
     if part is not None:
         if part == Shard.load(folder.path):  # an earlier run built it
@@ -120,9 +120,9 @@ def add_to_gallery(
 
     Raises:
         SplitError: No row belongs to these splits.
-        GalleryError: The gallery is of another model or keeps ids in another way, or another process builds it or adds
-            to it.
-        ManifestError: The manifest has labels that the gallery does not have.
+        GalleryError: The gallery is for another model or stores ids in another way, or another process is building it
+            or adding to it.
+        ManifestError: The manifest has labels that the gallery lacks.
         WorkerError: A worker died.
     """
     work = Work.of(engine.card, manifest, splits, reduced_jpeg2000, workers)
@@ -131,7 +131,7 @@ def add_to_gallery(
     folder = GalleryFolder(path)
     with Gallery.open(folder.path, pseudonyms=pseudonyms) as gallery:
         gallery.check_model(engine.card)
-        gallery.has_patient("anyone")  # raises where the key does not fit: before the long work
+        gallery.has_patient("anyone")  # raises for a wrong key, before the long work starts
         with folder.locked():
             report, everything = work.fill_in_place(gallery, engine)
             write_lists(folder.path, everything, work.images)
@@ -143,18 +143,18 @@ def build_version(
     pseudonyms: Pseudonyms | None, *, index: str, images: Collection[str] | None, shard: Shard | None = None,
     cells: Callable[[], CellCodec] | None = None,
 ) -> IndexReport:  # fmt: skip
-    """Call `fill` on a new or unfinished version of a gallery, and publish it; under the lock.
+    """Call `fill` on a new or unfinished version of a gallery, and publish it. Call this under the lock.
 
-    `images` are those to add: a gallery that holds others is not replaced, unless `images` is None. `cells` gives the
-    codec of a new version that keeps cells.
+    `images` are those to add: a gallery that holds others is not replaced, unless `images` is None. `cells` returns the
+    codec of a new version that stores cells.
     """
     check = pseudonyms.check if pseudonyms else ""
     if images is not None:
         _check_nothing_lost(folder, images, check)
     part = folder.version(digest)
     with _under_construction(part, card, labels, pseudonyms, index, cells) as gallery:
-        report = with_all_warnings(fill(gallery), gallery)  # an earlier run's too
-        if shard is None and len(gallery) >= FEWEST:  # else a first answer would wait while these are measured
+        report = with_all_warnings(fill(gallery), gallery)  # including those of an earlier run
+        if shard is None and len(gallery) >= FEWEST:  # so that the first search need not measure reference distances
             gallery.write_index()
     if shard is not None:
         shard.save(part)
@@ -162,7 +162,7 @@ def build_version(
         shutil.rmtree(part)
         raise GalleryError(f"expected at least one readable image, found none among {len(report.unreadable)}; "
                            f"'cbmir data check' says what is wrong with them")  # fmt: skip
-    if images is not None:  # again, for others may have added to it meanwhile
+    if images is not None:  # again, since another process may have added to it meanwhile
         _check_nothing_lost(folder, images, check)
     folder.publish(part)
     write_lists(folder.path, report)
@@ -174,9 +174,9 @@ def _under_construction(
     part: Path, card: ModelCard, labels: LabelSet, pseudonyms: Pseudonyms | None, index: str,
     cells: Callable[[], CellCodec] | None,
 ) -> Iterator[Gallery]:  # fmt: skip
-    """The gallery in a build's folder, created if it is missing or damaged.
+    """Open the gallery in a build's folder, or create it if it is missing or damaged.
 
-    Raises GalleryError for one that cannot be read at this moment: what has been embedded is not thrown away for that.
+    Raises GalleryError if it cannot be read at the moment, instead of throwing away finished embeddings.
     """
     if part.exists() and (what := _damage(part)):
         log.warning("%s: unfinished work is damaged; all images are embedded again (%s)", part, what)
@@ -191,7 +191,7 @@ def _under_construction(
 
 
 def _damage(part: Path) -> str:
-    """The damage in a gallery that an earlier run left; empty without damage."""
+    """Describe the first damage in a gallery that an earlier run left; empty without damage."""
     try:
         with Gallery.open(part) as left:
             return next((problem.what for problem in verify_database(left)), "")
@@ -202,7 +202,7 @@ def _damage(part: Path) -> str:
 
 
 def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: str) -> None:
-    """Raise GalleryError if the existing gallery holds other images, or keeps ids in another way."""
+    """Raise GalleryError if the existing gallery holds other images, or stores ids in another way."""
     if not folder.has_gallery():
         return
     advice = "'cbmir index add' adds to it; --replace replaces it"
@@ -234,14 +234,14 @@ def open_collection(
     except GalleryError:
         if index is None:
             raise
-        # This says itself why it failed, where it was for another reason than that there is none.
+        # If opening failed for a reason other than a missing collection, this raises an error that says so.
         return MilvusGallery.create(place, card, labels, pseudonyms=pseudonyms, index=index)
 
 
 def _fill_collection(
     place: str, engine: Engine, work: Work, pseudonyms: Pseudonyms | None, index: str | None = None
 ) -> IndexReport:
-    """Add to a Milvus collection. With `index` build one: a new one, or one that holds some of the images alone."""
+    """Add to a Milvus collection. With `index`, build one that is new or holds only some of the manifest's images."""
     with open_collection(place, work.card, work.labels, pseudonyms, index) as collection:
         collection.check_model(work.card)
         if index is not None and not {entry.image for entry in collection.every_entry()} <= work.images:

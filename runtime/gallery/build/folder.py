@@ -1,8 +1,8 @@
-"""The folder in which a gallery is built: one version of it is live, another may be under construction.
+"""The folder in which a gallery is built: one version is live, another may be under construction.
 
-`current` names the live version, a folder `gallery-…` within. A build fills another one, and then changes the pointer
-by one `os.replace`. A gallery that was not built (`Gallery.create`, an export) has no pointer: it lies in the folder
-itself.
+`current` names the live version, an inner folder `gallery-…`. A build fills another version and then changes the
+pointer with one `os.replace`. A gallery that was not built (`Gallery.create`, an export) has no pointer: its files are
+in the folder itself.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _SHARDS = re.compile(r"shards-[0-9a-f]{16}")
 
 
 class GalleryFolder:
-    """The folder of a gallery, as builds and additions use it. It may not exist yet."""
+    """The folder of a gallery for builds and additions. It may not exist yet."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).resolve()
 
     def has_gallery(self) -> bool:
-        """Whether a gallery is live here, damaged or not."""
+        """Return whether there is a live gallery, damaged or not."""
         return (live_folder(self.path) / DATABASE).exists()
 
     @contextmanager
     def locked(self, *, make: bool = False) -> Iterator[None]:
-        """Hold the right to build here or to add, which ends with the process.
+        """Hold the lock for building and adding, which ends with the process.
 
         Args:
-            make: Make the folder if need be, readable by its owner only.
+            make: Create the folder if necessary, readable only by its owner.
 
         Raises:
-            GalleryError: Another process holds the right, or something cannot be written within the block; with `make`
-                also where the folder holds anything but a gallery.
+            GalleryError: Another process holds the lock, or something cannot be written within the block; with `make`,
+                also if the folder holds something other than a gallery.
         """
         try:
             if make:
@@ -64,13 +64,13 @@ class GalleryFolder:
             ) from error
 
     def version(self, digest: str) -> Path:
-        """Where a build of this digest fills its version: the same until another one is live, and then never again, so
-        that a build does not go on with a gallery that was replaced."""
+        """Return the folder that a build with this digest fills. It stays the same until another version is live, so
+        that a build does not continue with a version that was replaced."""
         live = live_folder(self.path)
         return self.path / f"gallery-{digest_of(digest, live.name if live != self.path else '')}"
 
     def publish(self, version: Path) -> None:
-        """Make a finished version the gallery, in one step; then remove what was there, and other unfinished work."""
+        """Make a finished version live in one step; then remove the former one and other unfinished work."""
         former = live_folder(self.path)
         with replacing(self.path / POINTER) as temporary:
             temporary.write_text(version.name, "utf-8")
@@ -84,18 +84,18 @@ class GalleryFolder:
             _delete(place)
 
     def unfinished(self) -> list[Path]:
-        """Databases' folders other than the live one: of builds that were stopped or are under way, and of a gallery
-        that was replaced just now."""
+        """Return the folders of other databases than the live one: of stopped or running builds, and of a gallery that
+        was just replaced."""
         live = live_folder(self.path)
         places = [place for place in sorted(self.path.glob("*-*")) if place != live and _is_version(place.name)]
         stale = [self.path] if live != self.path and (self.path / DATABASE).exists() else []
         return stale + [file.parent for place in places for file in sorted(place.rglob(DATABASE))]
 
     def remove_from_unfinished(self, pseudonyms: Pseudonyms | None, **given: Sequence[str]) -> list[str]:
-        """Take entries out of unfinished work as well; `given` is as `Gallery.remove` has it.
+        """Remove entries from unfinished work too; `given` has the arguments of `Gallery.remove`.
 
         Returns:
-            For each place where they may have stayed, a line that says why.
+            One line for each place in which entries may remain, with the reason.
         """
         places = self.unfinished()
         try:
@@ -105,8 +105,8 @@ class GalleryFolder:
             return [f"{error}; then remove again, so that the unfinished work is covered too"]
 
     def _remove_from(self, place: Path, pseudonyms: Pseudonyms | None, given: dict[str, Sequence[str]]) -> str:
-        """Why entries may have stayed in unfinished work; empty where none has."""
-        if place == self.path:  # without a pointer to it, so it was replaced: all of it goes
+        """Remove entries from one place; return why some may remain, or empty text."""
+        if place == self.path:  # the pointer names another folder, so this one was replaced: delete all of it
             for file in self.path.iterdir():
                 if is_gallery_file(file.name) and file.name not in (*LISTS, MAP):
                     _delete(file)
@@ -131,7 +131,7 @@ class GalleryFolder:
 
 
 def digest_of(*values: object) -> str:
-    """16 hexadecimal digits that tell values from others."""
+    """Return 16 hexadecimal digits that identify values."""
     hashed = hashlib.blake2b(digest_size=8)
     for value in values:
         hashed.update(repr(value).encode("utf-8", "surrogatepass"))

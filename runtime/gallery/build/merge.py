@@ -1,4 +1,4 @@
-"""Merge galleries into one, above all the shards of a build; and build shards as Ray tasks, here or on a cluster."""
+"""Merge galleries, such as the shards of a build, into one; and build shards as Ray tasks, locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cbmir")
 
-#: Images of a shard that is a task of Ray.
+#: Number of images in a Ray task, which builds one shard.
 TASK_IMAGES = 1024
 
 
@@ -41,18 +41,16 @@ def merge_galleries(
 ) -> IndexReport:
     """Merge galleries of one model into the gallery at `path`, which is created if it is missing; one transaction each.
 
-    A new gallery appears once it is complete: if the call is stopped, the same call continues. Merged shards are the
-    same gallery as a build of the whole manifest. An existing gallery keeps what was merged before a stop.
-
-    A Milvus collection is filled in place and in batches: if the call is stopped, a part stays, and the same call
-    continues.
+    A new gallery appears when it is complete. Merged shards give the same gallery as a build of the whole manifest. An
+    existing gallery keeps what was merged before a stop. A Milvus collection is filled in place and in batches. If the
+    call is stopped, the same call continues.
 
     Args:
-        merged: Called with each merged gallery, and what happened to its entries.
+        merged: Called with each merged gallery and what happened to its entries.
 
     Raises:
-        GalleryError: Shards are missing or of different builds, galleries are of different models, labels or
-            pseudonyms, or another process builds here.
+        GalleryError: Shards are missing or from different builds, the galleries have different models, labels or
+            pseudonyms, or another process is building here.
     """
     others = in_order([Path(other).resolve() for other in others])
     states = list[tuple[str, str, int]]()
@@ -92,7 +90,7 @@ def _merge_each(
     for other in others:
         with Gallery.open(other) as source:
             added = merge(target, source)
-            # An entry that an earlier run merged is its own duplicate.
+            # An entry with the same id was merged by an earlier run.
             duplicates += [(source.entry(own).image, same) for own, same in added.duplicates if own != same]
         unreadable += read_list(other / UNREADABLE)
         duplicates += read_list(other / DUPLICATES)
@@ -105,20 +103,20 @@ def build_on_ray(
     splits: Sequence[str] = ("train",), reduced_jpeg2000: bool = False, pseudonyms: Pseudonyms | None = None,
     index: str = "auto", replace_others: bool = False,
 ) -> IndexReport:  # fmt: skip
-    """`build_gallery` by Ray: shards of 1,024 images, each a task that builds a gallery in the folder, then a merge.
+    """Build a gallery with Ray: each task builds a shard of 1,024 images in the folder, and the shards are merged.
 
     Every node must see the model, the images and `path` under the same paths. Finished shards are kept, so the same
-    call continues after a stop. The key of the pseudonyms stays here: shards keep ids as they are until they are
-    merged.
+    call continues after a stop. The key of the pseudonyms never leaves this process, so shards store ids unchanged
+    until they are merged. Other arguments are those of `build_gallery`.
 
     Args:
-        address: That of a cluster, or "auto": the one that RAY_ADDRESS names, else this machine.
-        model: A model file, and with `engine` what `open_engine` takes on each node.
+        address: Address of a cluster, or "auto" for the cluster that RAY_ADDRESS names, else this machine.
+        model: A model file that each node opens with `open_engine` and `engine`.
 
     Raises:
         MissingDependencyError: Ray is not installed.
         WorkerError: A task failed.
-        GalleryError: As `build_gallery`.
+        GalleryError: As in `build_gallery`.
     """
     ray = require("ray", "distributed")
     from tqdm import tqdm
@@ -134,12 +132,12 @@ def build_on_ray(
 
     def fill(gallery: Gallery) -> IndexReport:
         if not ray.is_initialized():
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no data leaves the cluster
             cluster = os.environ.get("RAY_ADDRESS", "local") if address == "auto" else address
             ray.init(address=cluster, log_to_driver=False, include_dashboard=False)
         needs = task_needs([node["Resources"] for node in ray.nodes() if node["Alive"]])
         log.info("Ray: %d shards, each on %s.", len(shards), needs)
-        # With max_calls=0 a process goes on to the next task with its model, also on a GPU.
+        # With max_calls=0, a process keeps its model for the next task, even on a GPU.
         task = ray.remote(max_calls=0, **needs)(_build_shard)
         given = str(Path(model).resolve()), engine, needs["num_cpus"], ray.put(manifest)
         waiting = [task.remote(*given, str(one), (at, len(shards)), options) for at, one in enumerate(shards, 1)]
@@ -159,14 +157,14 @@ def build_on_ray(
 
 
 def task_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """What a task takes on a cluster whose nodes have these resources: a processor, or where there are GPUs one of
-    these with as many processors as there are for each on the node that has the fewest."""
+    """Return the resources of a task on a cluster with these nodes: one processor; or, if there are GPUs, one GPU and
+    as many processors as every node has per GPU."""
     ratios = [node.get("CPU", 0) / node["GPU"] for node in nodes if node.get("GPU", 0) >= 1]
     return {"num_gpus": 1, "num_cpus": max(1, int(min(ratios)))} if ratios else {"num_cpus": 1}
 
 
 def read_card(model: str | Path) -> ModelCard:
-    """The card of a model file, on a machine that need not have the engine or GPU that is to run it."""
+    """Read the card of a model file, on a machine that may lack the engine or GPU to run it."""
     from cbmir.runtime.engines.registry import open_engine
     from cbmir.runtime.engines.tensorrt import read_plan_info
     from cbmir.runtime.models.catalog import find_model
@@ -183,8 +181,8 @@ def read_card(model: str | Path) -> ModelCard:
 def _build_shard(
     model: str, engine: str, cpus: int, manifest: Manifest, place: str, shard: tuple[int, int], options: dict[str, Any]
 ) -> int:
-    """A task: how many images its shard has."""
-    workers = cpus if cpus > 1 else 0  # on one processor nothing is gained by another process
+    """Build a shard as a Ray task; return how many images were processed."""
+    workers = cpus if cpus > 1 else 0  # with one processor, a second process gains nothing
     report = build_gallery(_engine(model, engine, cpus), manifest, place, shard=shard, workers=workers, **options)
     return report.images + len(report.unreadable) + len(report.duplicates)
 

@@ -1,4 +1,4 @@
-"""Which part of a build a gallery is, and whether all parts are present."""
+"""Shards: galleries that are parts of one build."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILE = "shard.json"
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` (from 1) of `of` of the build that a digest names; it stands in the gallery's folder."""
+    """Part `number` (from 1) of `of` of the build with this digest, described by a file in the gallery's folder."""
 
     number: int
     of: int
@@ -28,7 +28,7 @@ class Shard:
             raise UserError(f"expected a shard from 1/{self.of} to {self.of}/{self.of}, found {self.number}/{self.of}")
 
     def rows(self, count: int) -> slice:
-        """Its rows of so many: neighbours, so that all shards one after the other are the whole in its order."""
+        """Return the part's rows among `count`. They are consecutive, so all shards in order make up the whole."""
         return slice((self.number - 1) * count // self.of, self.number * count // self.of)
 
     def save(self, folder: Path) -> None:
@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def load(cls, path: Path) -> Shard | None:
-        """The build that the gallery at `path` is a shard of; None if it is not a shard."""
+        """Load the shard that the gallery at `path` is, or None. Raises GalleryError if its file is invalid."""
         try:
             return from_json(cls, read_json(live_folder(path) / _FILE))
         except (FileNotFoundError, NotADirectoryError):
@@ -47,9 +47,9 @@ class Shard:
 
 
 def in_order(galleries: Sequence[Path]) -> list[Path]:
-    """Galleries to merge: where there are shards among them, all of one build, in their order.
+    """Return the galleries to merge; if they are shards, sorted by number.
 
-    Raises GalleryError where some are missing, are there twice, or are of another build.
+    Raises GalleryError if there are shards and some are missing, listed twice, or not of the same build.
     """
     found = [(Shard.load(path), path) for path in galleries]
     shards = {shard: path for shard, path in found if shard is not None}

@@ -1,4 +1,4 @@
-"""The work of filling a gallery: workers read a manifest's images, which are embedded and added in batches."""
+"""Fill a gallery: workers read a manifest's images, which are embedded and added in batches."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from cbmir.text_table import read_table
 
 log = logging.getLogger("cbmir")
 
-#: Images that go to the engine, and into the gallery, at once.
+#: Number of images that are embedded and added together.
 BATCH = 32
-#: Images by their paths, each with a reason or an id.
+#: Paths of images, each with a reason or an id.
 Listed = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What a build or an addition did.
+    """The result of a build or an addition.
 
     `images` were added, `resumed` of them by an earlier run that was stopped; `there` were in the gallery before, and
     stay even if their files can no longer be read. The lists are `unreadable` (path, reason), `duplicates` (path, id of
-    the entry with the same content), `changed` (path, id of the entry of that path, made from other content), and
-    `warned` (path, kind of a warning; a row each), of a build all, of an addition those of the images that it added.
+    the entry with the same content), `changed` (path, id of the entry with this path but other content), and `warned`
+    (path, kind; one row per warning), for all images of a build, or only for those that an addition added.
     """
 
     images: int
@@ -59,9 +59,9 @@ class IndexReport:
 
 @dataclass(frozen=True)
 class Task:
-    """An image to put in, and the id that it gets.
+    """An image to add, and its id.
 
-    `there` is (id, SHA-256) of the gallery's entry of the same path, where there is one: it is not put in again.
+    `there` is (id, SHA-256) of the gallery's entry with the same path, if there is one: it is not added again.
     """
 
     row: Row
@@ -71,7 +71,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Work:
-    """Rows of a manifest to put into a gallery of one model, and how their images are read."""
+    """Rows of a manifest to add to a gallery of one model, and settings for reading their images."""
 
     card: ModelCard
     labels: LabelSet
@@ -83,8 +83,8 @@ class Work:
     def of(
         cls, card: ModelCard, manifest: Manifest, splits: Sequence[str], reduced_jpeg2000: bool, workers: int | None
     ) -> Work:
-        """The rows of these splits ("all": every row; "train" too, where no row has a split, so that nothing is held
-        out). Raises SplitError without such rows."""
+        """Select the rows of these splits; every row for "all", and for "train" if no row has a split. Raises
+        SplitError if no row is selected."""
         if tuple(splits) == ("train",) and not any(row.split for row in manifest):
             log.info("The manifest has no splits: all images are used.")
             splits = ("all",)
@@ -100,14 +100,14 @@ class Work:
         return {str(row.image) for row in self.rows}
 
     def digest(self, *more: str) -> str:
-        """16 hexadecimal digits of all that decides what goes in: they name a build."""
+        """Return 16 hexadecimal digits that name a build, made from everything that determines its result."""
         start = (self.card.fingerprint, self.card.precision, self.reduced_jpeg2000, self.labels.names, more)
         return digest_of(start, *((str(row.image), *astuple(row)[1:]) for row in self.rows))
 
     def fill(self, gallery: EditableGallery, engine: Engine, tasks: Sequence[Task], resumed: int = 0) -> IndexReport:
-        """Put the tasks' images into a gallery, one transaction per batch; `resumed` more are in it already.
+        """Add the tasks' images to a gallery, one transaction per batch; it already has `resumed` others.
 
-        Raises ManifestError for a label that the gallery does not have.
+        Raises ManifestError for a label that the gallery lacks.
         """
         from tqdm import tqdm
 
@@ -153,10 +153,10 @@ class Work:
         return IndexReport(images, resumed, there, *map(tuple, (unreadable, duplicates, changed, warned)))
 
     def fill_in_place(self, gallery: EditableGallery, engine: Engine) -> tuple[IndexReport, IndexReport]:
-        """Put in the rows that a gallery does not have, and look whether those that it has are as they were.
+        """Add the rows that a gallery lacks, and check whether the images of the others have changed.
 
         Returns:
-            What was done; and the same, with the warnings of all images that the gallery then has.
+            The report; and the same report with the warnings of all images in the gallery.
         """
         there, earlier = dict[str, tuple[str, str]](), list[tuple[str, str]]()
         for entry in gallery.every_entry():
@@ -169,9 +169,9 @@ class Work:
         return report, replace(report, warned=(*earlier, *report.warned))
 
     def fit_cells(self, engine: Engine) -> CellCodec:
-        """A codec for the cells of these images, from a sample of them that is the same in every run.
+        """Fit a codec to the cells of a sample of these images, which is the same in every run.
 
-        Raises GalleryError where none of the sample can be read.
+        Raises GalleryError if no image of the sample can be read.
         """
         chosen = np.random.default_rng(0).permutation(len(self.rows))[:SAMPLE]
         with closing(self._read([Task(self.rows[at], "") for at in np.sort(chosen)])) as results:
@@ -194,8 +194,8 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """What is kept of an image file, and the model's input `crop` (uint8 [S, S]). `entry` has no id yet, and what the
-    file says of itself: its digest, its warnings, and of DICOM study, SOP instance, view and date."""
+    """An image that was read, with the model's input `crop` (uint8 [S, S]). `entry` has no id yet, only the file's
+    digest and warnings and, from DICOM, study, SOP instance, view and date."""
 
     entry: Entry
     thumbnail: bytes = b""
@@ -203,9 +203,9 @@ class Picture:
 
 
 def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, source: tuple[Path, bool, str]) -> Picture:
-    """Read an image, in a worker: its path, whether a lateral view is expected, and the SHA-256 that is known of it.
+    """Read an image in a worker. `source` is its path, whether a lateral view is allowed, and its known SHA-256.
 
-    One whose content is as known comes back with its digest alone. `reduced_for` is as `read_image` has it.
+    If the digest has not changed, only the digest is returned. `reduced_for` is as in `read_image`.
     """
     path, lateral, known = source
     if known and file_digest(path) == known:
@@ -221,10 +221,10 @@ def _read_picture(spec: PreprocessSpec, reduced_for: PreprocessSpec | None, sour
 def embed_pictures(
     engine: Engine, pictures: Sequence[Picture], *, cells: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
-    """float32 [N, D], unit norm: the engine's embeddings of the pictures' crops; and with `cells`, their feature maps.
+    """Embed the pictures' crops: float32 [N, D], unit norm; and with `cells`, their feature maps.
 
-    A CPU engine of one thread gets them one by one, as streams of one thread do: the values then do not depend on the
-    number of threads, for an engine opened in mode throughput.
+    A CPU engine with one thread embeds them one by one, as each stream of a larger engine does, so in throughput mode
+    the values do not depend on the number of threads.
     """
     crops = np.stack([picture.crop for picture in pictures if picture.crop is not None])[:, None]
     size = 1 if engine.streams and engine.threads == 1 else len(crops)
@@ -234,11 +234,9 @@ def embed_pictures(
 
 
 def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -> None:
-    """Write what was left out to `unreadable.csv`, `duplicates.csv` and `changed.csv`, and `warnings.csv`; an empty
-    list goes.
+    """Write `unreadable.csv`, `duplicates.csv`, `changed.csv` and `warnings.csv`; remove a list that is empty.
 
-    What an earlier run has listed stays, but for these images. Warnings are those of the whole gallery, which keeps
-    them.
+    Rows from earlier runs stay, except those of these `images`. Warnings are written for the whole gallery.
     """
     own = set(images)
     for name, second, found in (
@@ -256,17 +254,17 @@ def write_lists(folder: Path, report: IndexReport, images: Iterable[str] = ()) -
 
 
 def _kinds_of(entry: Entry) -> list[tuple[str, str]]:
-    """(path, kind) of each warning of an entry."""
+    """Return (path, kind) for each warning of an entry."""
     return [(entry.image, kind) for kind in entry.warnings.split(SEPARATOR)] if entry.warnings else []
 
 
 def with_all_warnings(report: IndexReport, gallery: EditableGallery) -> IndexReport:
-    """The report with the warnings of all images of a gallery, those of earlier runs too."""
+    """Return the report with the warnings of all images in the gallery, including those of earlier runs."""
     return replace(report, warned=tuple(one for entry in gallery.every_entry() for one in _kinds_of(entry)))
 
 
 def read_list(file: Path) -> Listed:
-    """The rows of a list, without its header; empty without a file. Raises ManifestError and GalleryError."""
+    """Read a list without its header; empty if there is no file. Raises ManifestError or GalleryError if invalid."""
     rows = read_table(file, recognise=False).rows if file.exists() else []
     if any(len(row) != 2 for row in rows):
         raise GalleryError(f"{file}: expected a list of two columns as cbmir writes it, found another; delete it")

@@ -1,1 +1,1 @@
-"""Galleries in Milvus, for when one machine is not enough, with the same protocol as a gallery in a folder."""
+"""Galleries in Milvus, for more images than one machine can hold, with the same protocol as a gallery in a folder."""

@@ -1,4 +1,4 @@
-"""What is measured of a collection when it is built or has grown, since Milvus cannot say it at once."""
+"""Measurements of a collection, made when it is built or extended, because Milvus cannot compute them quickly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cbmir.runtime.gallery.milvus.client import HEAVY, Collection, parts
 
 
 def label_shares(collection: Collection, labels: LabelSet) -> dict[str, float | None]:
-    """As `SearchableGallery.label_shares`."""
+    """Compute `SearchableGallery.label_shares`."""
     shares = dict[str, float | None]()
     for at, name in enumerate(labels.names):
         present, absent = (collection.count(f"array_contains({kind}, {at})") for kind in ("positive", "negative"))
@@ -21,10 +21,10 @@ def label_shares(collection: Collection, labels: LabelSet) -> dict[str, float | 
 
 
 def reference_distances(collection: Collection, *, sample: int, seed: int) -> NDArray[np.float32]:
-    """`cbmir.runtime.novelty.reference_distances` by a pass over the ids, and a search for each image of the sample."""
+    """Compute `cbmir.runtime.novelty.reference_distances` with one pass over the ids and a search per sampled image."""
     rng = np.random.default_rng(seed)
     chosen: list[str] = []
-    for number, row in enumerate(collection.scan("", "id")):  # each id with the same chance, and one pass
+    for number, row in enumerate(collection.scan("", "id")):  # reservoir sampling
         if number < sample:
             chosen.append(row["id"])
         elif (at := int(rng.integers(0, number + 1))) < sample:

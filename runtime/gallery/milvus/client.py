@@ -1,12 +1,12 @@
-"""Where a Milvus collection is, a connection to it whose errors are GalleryError, and its rows.
+"""The address of a Milvus collection, a connection that translates errors into GalleryError, and the rows.
 
 ::
 
     milvus://HOST:19530/NAME          a server or cluster; milvus+https://… with TLS
     milvus:./file.db                  Milvus Lite, embedded in this process: one process at a time
 
-`?consistency=`, `?shards=` and `?replicas=` may follow (docs/milvus.md). What a server asks for to let one in, a token
-or `user:password`, is taken from the environment variable CBMIR_MILVUS_TOKEN, never from a place: those are logged.
+`?consistency=`, `?shards=` and `?replicas=` may follow (docs/milvus.md). The server's credentials, a token or
+`user:password`, come from the environment variable CBMIR_MILVUS_TOKEN, never from the address, which is logged.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.schema import are_unit
 
 TOKEN = "CBMIR_MILVUS_TOKEN"
-#: Consistency levels of reads. The first, the default, sees all that was written before, by whomever.
+#: Consistency levels of reads. The first is the default and sees all earlier writes of every client.
 CONSISTENCY = ("strong", "session", "bounded", "eventually")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")  # Milvus takes 255 characters; a suffix is ours
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")  # Milvus allows 255 characters; we add a suffix
 _EMBEDDED_NAME = "gallery"
-_CONNECT, _SECONDS = 10.0, 30.0  # to be let in; for one call, but loading a collection, which has no limit
+_CONNECT, _SECONDS = 10.0, 30.0  # to connect; for one call, except loading a collection, which has no limit
 
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """`uri` is what pymilvus takes, `name` the collection's; `shards` counts when it is made, `replicas` then too."""
+    """The address of a collection. `uri` is for pymilvus, `shards` for creating it, and `replicas` for loading it."""
 
     text: str
     uri: str
@@ -50,7 +50,7 @@ class MilvusAddress:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises GalleryError for a text that names no place. No error has a password that stands in it."""
+        """Parse a place. Raises GalleryError if it is not one; the message never contains a password."""
         if "@" in text and text.partition(":")[2].startswith("//"):
             raise GalleryError(f"expected no password in the place of a gallery, found one; set {TOKEN} instead")
         try:
@@ -88,19 +88,19 @@ def _options(text: str, query: str) -> dict[str, Any]:
 
 
 def _wrong(text: str, expected: str) -> GalleryError:
-    shown = re.sub(r":.*@", ":…@", text.partition("?")[0])  # two slashes may be missing before a password, too
+    shown = re.sub(r":.*@", ":…@", text.partition("?")[0])  # hides a password even if the two slashes are missing
     return GalleryError(f"{shown}: expected {expected}; a place is milvus://HOST:19530/NAME or milvus:./file.db")
 
 
 class Connection:
-    """pymilvus's client, of its own channel. Calls are safe from many threads; writers hold `writing`."""
+    """A pymilvus client with its own channel. Calls are thread-safe; writers hold the lock `writing`."""
 
     def __init__(self, address: MilvusAddress, *, make: bool = False) -> None:
-        """Raises GalleryError where the server cannot be reached, and for an embedded file that is not there unless it
-        is to be made; MissingDependencyError without pymilvus."""
+        """Raises GalleryError if the server cannot be reached, or if an embedded file is missing and not `make`;
+        MissingDependencyError without pymilvus."""
         self.address = address
         pymilvus = require("pymilvus", "milvus")
-        # They print a traceback for every error that they raise as well, with the filter and so perhaps a patient's id.
+        # They also log a traceback of every error that they raise, with the filter, which may hold a patient's id.
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._engine = _Embedded.take(address, make=make) if address.embedded else None
@@ -109,14 +109,14 @@ class Connection:
         self._client: Any = None
         try:
             with _translated(address, "open"):
-                # A shared channel outlives its clients, and an embedded engine that is closed and opened again.
+                # dedicated: a shared channel would outlive its clients, and an embedded engine that is reopened.
                 self._client = pymilvus.MilvusClient(address.uri, token=token, timeout=_CONNECT, dedicated=True)
         finally:
             if self._client is None and self._engine is not None:
                 self._engine.give_back()
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """`method` of pymilvus's MilvusClient. Raises GalleryError for an error of the server, and once closed."""
+        """Call `method` of pymilvus's MilvusClient. Raises GalleryError for server errors and after `close`."""
         client = self._client
         if client is None:
             raise GalleryError(f"{self.address.text}: the gallery is closed; open it again")
@@ -124,11 +124,11 @@ class Connection:
             return getattr(client, method)(*args, **{"timeout": _SECONDS} | options)
 
     def load(self, name: str) -> None:
-        """Let a collection be searched, by as many replicas as the place says: that may take long."""
+        """Load a collection for searching, with as many replicas as the address says. This may take long."""
         self.call("load_collection", name, timeout=None, replica_number=self.address.replicas)
 
     def close(self) -> None:
-        """The last connection to an embedded engine ends it. May be called again."""
+        """Close the connection; the last one to an embedded engine stops it. May be called more than once."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
@@ -137,7 +137,7 @@ class Connection:
 
 
 class _Embedded:
-    """Milvus Lite's engine of one file, which all connections of this process share: threads and a port on loopback."""
+    """Milvus Lite's engine for one file (threads and a port on loopback), shared by all connections of this process."""
 
     _open: dict[str, _Embedded] = {}  # noqa: RUF012 - one for the process, guarded by the lock
     _lock = threading.Lock()
@@ -145,7 +145,7 @@ class _Embedded:
     def __init__(self, path: str) -> None:
         self.path = path
         self.users = 0
-        self.writing = threading.Lock()  # the engine takes one writer at a time, and does not see to it
+        self.writing = threading.Lock()  # the engine supports one writer at a time, but does not enforce it
 
     @classmethod
     def take(cls, address: MilvusAddress, *, make: bool) -> _Embedded:
@@ -158,10 +158,10 @@ class _Embedded:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise GalleryError(f"{address.text}: expected a new or empty folder for the gallery, found something "
                                    f"there")  # fmt: skip
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # else it would be made readable by all
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)  # otherwise it would be readable by all
         from milvus_lite.server_manager import server_manager_instance
 
-        with cls._lock:  # two that start it at once would find the file locked by each other
+        with cls._lock:  # two threads that start it at the same time would each find the file locked
             if server_manager_instance.start_and_get_uri(address.uri) is None:
                 raise GalleryError(f"{address.text}: cannot open the embedded file; another process may have it open, "
                                    f"or another version of Milvus Lite wrote it")  # fmt: skip
@@ -181,7 +181,7 @@ class _Embedded:
 
 @contextmanager
 def _translated(address: MilvusAddress, verb: str) -> Iterator[None]:
-    """Errors of pymilvus and of gRPC become GalleryError, without what stood in quotes: a filter names patients."""
+    """Translate errors of pymilvus and gRPC into GalleryError without quoted text: a filter may name patients."""
     import grpc
     import pymilvus
 
@@ -193,20 +193,20 @@ def _translated(address: MilvusAddress, verb: str) -> Iterator[None]:
                            f"and that no other process has an embedded file open") from error  # fmt: skip
 
 
-#: Milvus gives at most so many neighbours, and so many rows of a query.
+#: Milvus returns at most this many neighbours, or rows of a query.
 MOST = 16_384
-#: Rows of one answer with all that they hold: 7 MB at most.
+#: Number of complete rows requested at a time: 7 MB at most.
 HEAVY = 100
 _AT_ONCE = 1000  # ids in one expression
-_MORE = 8  # candidates beyond k: they show that no tie is cut, and let float64 decide the order
-_TIMES, _AND = 4, 24  # so many times k, and some more, where the index knows vectors by coarse codes only
-_SLACK = 1e-6  # by so much may two cosines of one pair differ in float32
-_BYTES = 16 * 2**20  # of one request or answer: a server takes 64 MB, and an entry with its report is 4 KB or more
+_MORE = 8  # candidates beyond k: they show that no tie is cut off, and let float64 decide the order
+_TIMES, _AND = 4, 24  # with coarse codes (HNSW_SQ), _TIMES * k + _AND candidates are requested
+_SLACK = 1e-6  # largest difference of two float32 cosines of the same pair
+_BYTES = 16 * 2**20  # of one request or answer: a server allows 64 MB, and an entry with its report is 4 KB or more
 
 
 class Collection:
-    """One row per entry, as in `records`; `index` is the gallery's setting. Every method raises GalleryError
-    where the server does not answer as it should."""
+    """The rows of a gallery, one per entry, as in `records`; `index` is the gallery's setting. Every method raises
+    GalleryError if the server fails."""
 
     def __init__(self, connection: Connection, index: str) -> None:
         self._connection = connection
@@ -216,26 +216,26 @@ class Collection:
 
     @staticmethod
     def make(connection: Connection, dim: int, index: str) -> None:
-        """A new one, loaded, for embeddings of `dim` values."""
+        """Create and load a collection for embeddings of `dim` values."""
         _make(connection, connection.address.name, *rows.collection(dim, index))
 
     def query(self, expression: str, fields: Sequence[str], **options: int | str) -> list[dict[str, Any]]:
-        """Rows that pass, no more than `MOST`."""
+        """Return the rows that pass, at most `MOST`."""
         found: list[dict[str, Any]] = self._connection.call(
             "query", self._address.name, filter=expression, output_fields=list(fields), **self._consistency, **options
         )
         return found
 
     def by(self, field: str, values: Sequence[str], *fields: str) -> Iterator[dict[str, Any]]:
-        """Rows whose field has one of these values."""
+        """Yield the rows whose field has one of these values."""
         for some in parts(sorted(set(values)), _AT_ONCE if set(fields) <= {"id", "sha256"} else HEAVY):
             yield from self.query(f"{field} in {rows.texts(some)}", fields)
 
     def scan(self, expression: str, *fields: str) -> Iterator[dict[str, Any]]:
-        """All rows that pass, however many, in the order of their ids; `id` must be among the fields.
+        """Yield all rows that pass, without a limit, ordered by id; `id` must be among the fields.
 
-        As pymilvus's own iterator asks for pages, which does not escape the ids between them: with a backslash in one
-        it would go on for ever.
+        Pages are requested as by pymilvus's own iterator, which does not escape ids: a backslash in one would make it
+        loop forever.
         """
         size = 10_000 if set(fields) <= {"id"} else HEAVY
         paged = f"({expression})" if expression else 'id != ""'
@@ -245,28 +245,28 @@ class Collection:
             paged = f"{after} and ({expression})" if expression else after
 
     def count(self, expression: str) -> int:
-        """How many rows pass."""
+        """Count the rows that pass."""
         return int(self.query(expression, ["count(*)"])[0]["count(*)"])
 
     def nearest(
         self, queries: NDArray[np.float32], k: int, expression: str, *fields: str
     ) -> list[list[dict[str, Any]]]:
-        """For each of float32 [M, D] the k nearest of the rows that pass, or all where there are fewer: with `distance`
-        and `cosine`, both of float64, ties in the order of ids."""
+        """Find, for each of float32 [M, D], the k nearest rows that pass, or all if fewer pass, with `distance` and
+        `cosine` computed in float64. Ties are ordered by id."""
         if k == 0 or not len(queries):
             return [[] for _ in queries]
         limit = min(k + _MORE if self.index_type != "HNSW_SQ" else _TIMES * k + _AND, MOST)
         answers = []
         for query, found in zip(queries, self.candidates(queries, expression, limit, *fields), strict=True):
             hits, fetched = found, limit
-            if len(hits) < limit and (count := self.count(expression)) > len(hits):  # a graph may not reach them all
+            if len(hits) < limit and (count := self.count(expression)) > len(hits):  # a graph may not reach all rows
                 if count > MOST and len(hits) < k:
                     raise GalleryError(f"{self._address.text}: the index found {len(hits)} of {k} neighbours under "
                                        f"this filter; build the gallery with --index exact")  # fmt: skip
                 if count <= MOST:
                     hits = self._ranked(query, list(self.scan(expression, "id", "vector", *fields)))
             while len(hits) == fetched > k and hits[k - 1]["cosine"] - hits[-1]["cosine"] < _SLACK and fetched < MOST:
-                fetched = min(2 * fetched, MOST)  # equal ones may go on beyond the last
+                fetched = min(2 * fetched, MOST)  # more ties may follow the last hit
                 (hits,) = self.candidates(query[None], expression, fetched, *fields)
             answers.append(hits[:k])
         return answers
@@ -274,7 +274,7 @@ class Collection:
     def candidates(
         self, queries: NDArray[np.float32], expression: str, limit: int, *fields: str
     ) -> list[list[dict[str, Any]]]:
-        """For each query, rows of about the `limit` nearest with their distance and cosine, in the final order."""
+        """Return, for each query, about the `limit` nearest rows with distance and cosine, in their final order."""
         size = limit * (4 * queries.shape[1] + 4096 * len(fields))
         found = []
         for some in parts(queries, max(1, _BYTES // size)):
@@ -306,7 +306,7 @@ class Collection:
         return [hits[at] | {"distance": float(distances[at]), "cosine": float(cosines[at])} for at in order]
 
     def upsert(self, made: Sequence[dict[str, Any]]) -> None:
-        """Not inserted: of what was sent twice, Milvus would keep both."""
+        """Write rows. They are not inserted, because Milvus would keep two copies of a row that is sent twice."""
         batch: list[dict[str, Any]] = []
         size = 0
         for row in made:
@@ -320,14 +320,14 @@ class Collection:
             self._connection.call("upsert", self._address.name, batch)
 
     def delete(self, ids: Sequence[str]) -> None:
-        """Rows of these ids."""
+        """Delete the rows with these ids."""
         for some in parts(ids, _AT_ONCE):
             self._connection.call("delete", self._address.name, filter=f"id in {rows.texts(some)}")
 
 
 class Texts:
-    """Texts by key, in a collection of their own beside the rows: what a gallery says of itself, and thumbnails, which
-    would make the segments, each with a graph of its own, hold fewer rows."""
+    """Texts by key, in a separate collection: a gallery's description, or its thumbnails, which would reduce the number
+    of rows per segment, and so per graph, if they were stored with the rows."""
 
     def __init__(self, connection: Connection, suffix: str, consistency: str) -> None:
         self._connection = connection
@@ -335,11 +335,11 @@ class Texts:
         self.name = f"{connection.address.name}_{suffix}"
 
     def make(self) -> None:
-        """A new one, empty."""
+        """Create the collection."""
         _make(self._connection, self.name, *rows.texts_collection())
 
     def read(self, keys: Sequence[str] | None = None) -> dict[str, str]:
-        """The texts of some keys, those that there are, or all."""
+        """Return the texts of some keys, without missing ones, or all texts."""
         which = ['key != ""'] if keys is None else [f"key in {rows.texts(some)}" for some in parts(keys, HEAVY)]
         fields = ["key", "value"]
         found = [self._connection.call("query", self.name, filter=one, output_fields=fields, **self._consistency)
@@ -347,7 +347,7 @@ class Texts:
         return {row["key"]: row["value"] for some in found for row in some}
 
     def write(self, values: dict[str, str]) -> None:
-        """Add them, or put them in the place of what is there. Raises GalleryError for one that is too long."""
+        """Add or replace texts. Raises GalleryError for one that is too long."""
         for key, value in values.items():
             rows.check_length(key, value, rows.LONGEST)
         for some in parts(list(values.items()), max(1, _BYTES // rows.LONGEST)):
@@ -355,7 +355,7 @@ class Texts:
             self._connection.call("upsert", self.name, made)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Those of them that are there."""
+        """Delete the texts of these keys; missing ones are ignored."""
         for some in parts(keys, _AT_ONCE):
             self._connection.call("delete", self.name, filter=f"key in {rows.texts(some)}")
 
@@ -366,11 +366,11 @@ def _make(connection: Connection, name: str, schema: Any, indexes: Any) -> None:
         "create_collection", name, schema=schema, num_shards=address.shards,
         consistency_level=address.consistency.capitalize(),
     )  # fmt: skip
-    connection.call("create_index", name, indexes, sync=False)  # it is empty: no need to ask twice a second until done
+    connection.call("create_index", name, indexes, sync=False)  # empty, so do not poll until it is done
     connection.load(name)
 
 
 def parts(values: Any, size: int) -> Iterator[Any]:
-    """A sequence or array in pieces of `size`, the last one shorter."""
+    """Yield a sequence or array in pieces of `size`; the last one may be shorter."""
     for start in range(0, len(values), size):
         yield values[start : start + size]

@@ -1,13 +1,13 @@
-"""A gallery in Milvus, for when one machine is not enough: the protocol of `EditableGallery` over pymilvus.
+"""A gallery in Milvus, for more images than one machine can hold: `EditableGallery` implemented with pymilvus.
 
 NAME has one row per entry (`records`), NAME_pictures the thumbnails, NAME_about the gallery's description.
-Milvus finds the candidates; their cosines are computed here in float64 from the vectors that it sends, so that answers
-are those of a gallery on disk. Unlike there:
+Milvus finds the candidates. Their cosines are computed here in float64 from the vectors that it sends, so results are
+those of a gallery on disk. Unlike there:
 
-- there are no transactions: a call that fails halfway leaves a part of its rows. Adding again continues, since existing
-  content is skipped; the caller must prevent two programs from adding the same content at once;
-- there are no generations: `SearchResult.generation` is 0. What a search sees is said by the place's consistency
-  level; by default all that was written before it began.
+- there are no transactions: a call that fails halfway leaves some of its rows. Adding again continues, since existing
+  content is skipped; the caller must prevent two programs from adding the same content at the same time;
+- there are no generations: `SearchResult.generation` is 0. The consistency level in the address decides which writes a
+  search sees; by default it sees all that finished before it began.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SPLITS = ("", "train", "val", "test")
 
 
 class MilvusGallery(EditableGallery):
-    """Made by `create` or `open`. Safe from many threads."""
+    """A gallery in Milvus, made by `create` or `open`. Thread-safe."""
 
     def __init__(self, connection: Connection, about: dict[str, str], pseudonyms: Pseudonyms | None) -> None:
         self._connection = connection
@@ -81,8 +81,8 @@ class MilvusGallery(EditableGallery):
         pseudonyms: Pseudonyms | None = None,
         index: str = "auto",
     ) -> Self:
-        """Make an empty gallery. `labels` (default: the model's) are those of its entries; `index` is "auto" (HNSW),
-        "exact", "bf16" or "int8". Raises GalleryError if a collection of this name is there."""
+        """Create an empty gallery. `labels` (default: the model's) are those of its entries; `index` is "auto" (HNSW),
+        "exact", "bf16" or "int8". Raises GalleryError if a collection with this name exists."""
         check_index(index)
         connection = Connection(MilvusAddress.parse(place), make=True)
         try:
@@ -102,7 +102,7 @@ class MilvusGallery(EditableGallery):
                 "pseudonyms": pseudonyms.check if pseudonyms is not None else "",
                 "case_key": secrets.token_hex(16),
             }
-            about.write(values)  # last: a gallery without it is not whole
+            about.write(values)  # last: without it, a gallery is incomplete
             return cls(connection, values, pseudonyms)
         except BaseException:
             connection.close()
@@ -142,7 +142,7 @@ class MilvusGallery(EditableGallery):
         self, entries: Sequence[Entry], embeddings: NDArray[np.float32],
         thumbnails: Sequence[bytes | None] | None = None, cells: NDArray[np.float32] | None = None,
     ) -> Added:  # fmt: skip
-        """As `EditableGallery.add`, and for texts that Milvus has no room for (docs/milvus.md)."""
+        """Add entries as in `EditableGallery`. Also raises GalleryError for cells and long texts (docs/milvus.md)."""
         if cells is not None:
             raise GalleryError(f"{self._address.text}: expected no cells, since a Milvus collection keeps none; build "
                                f"a folder for them")  # fmt: skip
@@ -166,7 +166,7 @@ class MilvusGallery(EditableGallery):
                 jpeg = None if thumbnails is None else thumbnails[position]
                 if jpeg is not None:
                     pictures[entry.id] = base64.b64encode(jpeg).decode("ascii")
-            self._pictures.write(pictures)  # first: what has a row is there, and is not added again
+            self._pictures.write(pictures)  # first: an entry with a row would not be added again
             self._rows.upsert(made)
         return Added(tuple(row["id"] for row in made), tuple(duplicates))
 
@@ -192,7 +192,7 @@ class MilvusGallery(EditableGallery):
     def remove(
         self, *, ids: Several[str] = (), patient_ids: Several[str] = (), study_ids: Several[str] = ()
     ) -> tuple[str, ...]:
-        """As `EditableGallery.remove`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
+        """Remove entries as in `EditableGallery`. A server deletes the bytes when it next compacts (docs/milvus.md)."""
         check_several(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
         with self._connection.writing:
             gone = {row["id"] for row in self._rows.by("id", list(ids), "id")}
@@ -207,13 +207,13 @@ class MilvusGallery(EditableGallery):
                 if not patient_ids:
                     check_one_patient_each([(row["study"], row["patient"]) for row in found], self._address.text)
                 gone |= {row["id"] for row in found}
-            self._pictures.delete(sorted(gone.union(ids)))  # first: while a row is there, it is found again by patient
+            self._pictures.delete(sorted(gone.union(ids)))  # first: a retry finds entries by their rows
             self._rows.delete(sorted(gone))
         return tuple(sorted(gone))
 
     def calibrate(self, *, sample: int = 1000, seed: int = 0) -> None:
-        """Measure `reference_distances` and `label_shares` now and keep them: after building, and once the gallery has
-        grown by much."""
+        """Measure and store `reference_distances` and `label_shares`. Call this after building, and after the gallery
+        has grown a lot."""
         values = reference_distances(self._rows, sample=sample, seed=seed).astype("<f4")
         shares = label_shares(self._rows, self.labels)
         with self._connection.writing:
@@ -228,9 +228,9 @@ class MilvusGallery(EditableGallery):
         self, embeddings: NDArray[np.float32], k: int, *, filters: Sequence[Filter] | None = None,
         exact: bool | None = None, vectors: int = 0, cells: bool = False,
     ) -> list[SearchResult]:  # fmt: skip
-        """As `SearchableGallery.search_many`; queries of the same filter go together. Raises GalleryError besides for
-        k > `MOST`, and where `exact` is asked for and the gallery was not made with the index "exact": Milvus has no
-        other way to compare all."""
+        """Search as in `SearchableGallery`; queries with the same filter are sent together. Also raises GalleryError
+        for k > `MOST`, and for `exact` if the gallery was not created with the index "exact", without which Milvus
+        cannot compare all entries."""
         check_vectors(embeddings, len(embeddings), self.card.embedding_dim)
         filters = [Filter()] * len(embeddings) if filters is None else filters
         if len(filters) != len(embeddings):
@@ -264,12 +264,12 @@ class MilvusGallery(EditableGallery):
 
     @property
     def reference_distances(self) -> NDArray[np.float32]:
-        """As `calibrate` had left them when the gallery was opened, or has since then; empty before."""
+        """The result of the last `calibrate`, by this object or before it was opened; empty without one."""
         return self._reference
 
     @property
     def label_shares(self) -> dict[str, float | None]:
-        """As `calibrate` had left them when the gallery was opened, or has since then; before, None for each label."""
+        """The result of the last `calibrate`, by this object or before it was opened; None per label without one."""
         return self._shares
 
     def entries(self, ids: Sequence[str]) -> list[Entry]:
@@ -314,8 +314,8 @@ class MilvusGallery(EditableGallery):
         return bool(key) and bool(self._rows.query(f"patient == {rows.text(key)}", ["id"], limit=1))
 
     def info(self) -> dict[str, Any]:
-        """As `SearchableGallery.info`. Milvus has no count of different values: patients and warnings are not counted,
-        and splits of names that are not cbmir's own are "other"."""
+        """Describe the gallery as `SearchableGallery.info` does. Milvus cannot count distinct values, so patients and
+        warnings are not counted, and splits that cbmir does not define are counted as "other"."""
         splits = {name: self._rows.count(f"split == {rows.text(name)}") for name in _SPLITS}
         splits["other"] = self._rows.count(f"split not in {rows.texts(_SPLITS)}")
         return {
@@ -348,7 +348,7 @@ class MilvusGallery(EditableGallery):
     # -- rows
 
     def _kept(self, entry: Entry) -> Entry:
-        """As it is kept: with pseudonyms where the gallery has them, and every label named."""
+        """Return the entry as it is stored: with pseudonyms if the gallery uses them, and with every label."""
         return replace(
             entry,
             patient_id=self._keys.patient(entry.patient_id),
@@ -360,7 +360,7 @@ class MilvusGallery(EditableGallery):
         return rows.row(entry, self.case_id(entry.id), vector)
 
     def _there(self, entries: Sequence[Entry]) -> tuple[dict[str | None, str], dict[str, str]]:
-        """Of what is there already: content -> id, and id -> content."""
+        """Return what exists of these entries, as content -> id and as id -> content."""
         by_content: dict[str | None, str] = {}
         for row in self._rows.by("sha256", [entry.sha256 for entry in entries if entry.sha256], "id", "sha256"):
             by_content[row["sha256"]] = min(row["id"], by_content.get(row["sha256"], row["id"]))

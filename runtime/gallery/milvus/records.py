@@ -1,7 +1,7 @@
-"""What a Milvus collection holds of a gallery: its fields, entries as rows, and filters as Milvus expressions.
+"""The data model of a Milvus collection: its fields, entries as rows, and filters as Milvus expressions.
 
-Fields that filters ask for are Milvus's own. The rest of an entry is JSON in one text, which lies on disk (mmap): a
-cluster keeps in memory what searches need. A text ends at 65,535 bytes in Milvus.
+Values that filters use are Milvus fields. The rest of an entry is JSON in one text on disk (mmap), so that a cluster
+keeps only what searches need in memory. A text in Milvus has at most 65,535 bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cbmir.runtime.gallery.pseudonyms import Keys
 from cbmir.runtime.gallery.schema import day_number
 
 LONGEST = 65_535
-#: Texts, and their longest in bytes: a server counts bytes, Milvus Lite characters.
+#: Text fields and their maximum length in bytes: a server counts bytes, Milvus Lite characters.
 TEXTS = {
     "id": 512,
     "case_id": 32,
@@ -37,12 +37,12 @@ TEXTS = {
     "sha256": 64,
     "entry": LONGEST,
 }
-#: Texts and the date are found by an index. Arrays would be too, but Milvus Lite has none for them.
+#: Fields with an index. The arrays have none, because Milvus Lite cannot index them.
 INDEXED = ("case_id", "patient", "study", "view", "source", "split", "sha256", "date")
 _MOST_LABELS = 1024
 
-#: An index setting -> Milvus's index type and parameters. No refiner: it would keep every vector in memory once more,
-#: and candidates are ranked here by their vectors anyway.
+#: Milvus's index type and parameters for each index setting. There is no refiner, which would keep every vector in
+#: memory a second time: candidates are ranked by their vectors here anyway.
 INDEXES: dict[str, tuple[str, dict[str, Any]]] = {
     "exact": ("FLAT", {}),
     "auto": ("HNSW", {"M": 16, "efConstruction": 200}),
@@ -52,7 +52,7 @@ INDEXES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def collection(dim: int, index: str) -> tuple[Any, Any]:
-    """pymilvus's schema and indexes of a collection for embeddings of `dim` values."""
+    """Return pymilvus's schema and indexes of a collection for embeddings of `dim` values."""
     from pymilvus import DataType, MilvusClient
 
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -72,7 +72,7 @@ def collection(dim: int, index: str) -> tuple[Any, Any]:
 
 
 def texts_collection() -> tuple[Any, Any]:
-    """pymilvus's schema and indexes of texts by key. Milvus asks for a vector in every collection."""
+    """Return pymilvus's schema and indexes of texts by key. Milvus requires a vector in every collection."""
     from pymilvus import DataType, MilvusClient
 
     schema = MilvusClient.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -85,8 +85,7 @@ def texts_collection() -> tuple[Any, Any]:
 
 
 def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
-    """An entry whose labels are all named, in their order, as Milvus keeps it. Raises GalleryError for a text that is
-    too long."""
+    """Convert an entry with all labels, in order, to a Milvus row. Raises GalleryError for a text that is too long."""
     values = (entry.labels or {}).values()
     made: dict[str, Any] = {
         "id": entry.id,
@@ -109,7 +108,7 @@ def row(entry: Entry, case: str, vector: NDArray[np.float32]) -> dict[str, Any]:
 
 
 def entry_of(row: dict[str, Any]) -> Entry:
-    """The entry that a row was made of."""
+    """Convert a row back to its entry. Raises GalleryError for a row that was not made from one."""
     try:
         values = from_json(dict[str, Any], parse_json(row["entry"], "surrogateescape"))
         boxes = parse_boxes(from_json(str, values.pop("boxes", "")))
@@ -119,7 +118,7 @@ def entry_of(row: dict[str, Any]) -> Entry:
 
 
 def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:
-    """A filter in Milvus's language; empty where it lets all pass. Raises GalleryError as `filters.parse`."""
+    """Convert a filter to a Milvus expression, empty if all entries pass. Raises GalleryError as `filters.parse`."""
     patients = {keys.patient(patient) for patient in filter.exclude_patients if patient}
     studies = {keys.study(study) for study in filter.exclude_studies if study}
     parts = []
@@ -132,7 +131,7 @@ def expression(filter: Filter, labels: LabelSet, keys: Keys) -> str:
     named = {"view": filter.view, "source": filter.source}
     parts += [f"{field} == {text(name.casefold())}" for field, name in named.items() if name]
     if filter.since or filter.until:
-        parts.append(f"date >= {max(filter.first_day, 1)} and date <= {filter.last_day}")  # 0: not known
+        parts.append(f"date >= {max(filter.first_day, 1)} and date <= {filter.last_day}")  # 0 means unknown
     if filter.where:
         parts.append(_condition(parse(filter.where, labels)))
     return " and ".join(parts)
@@ -146,7 +145,7 @@ def _condition(condition: Condition) -> str:
 
 
 def text(value: str) -> str:
-    """A text in an expression. Raises GalleryError for invalid Unicode."""
+    """Quote a text for an expression. Raises GalleryError for invalid Unicode and for a text that is too long."""
     check_length("text", value, LONGEST)
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\n", "\\n"), ("\r", "\\r"), ("\t", "\\t")):
         value = value.replace(plain, escaped)
@@ -154,12 +153,12 @@ def text(value: str) -> str:
 
 
 def texts(values: Iterable[str]) -> str:
-    """A list of texts in an expression, in a fixed order."""
+    """Quote texts as a sorted list for an expression."""
     return f"[{', '.join(map(text, sorted(values)))}]"
 
 
 def check_length(name: str, value: str, longest: int) -> None:
-    """Raise GalleryError for a text that Milvus has no room for."""
+    """Raise GalleryError for a text that is too long for Milvus, or not valid Unicode."""
     try:
         length = len(value.encode("utf-8"))
     except UnicodeEncodeError as error:
