@@ -366,7 +366,7 @@ class Gallery(EditableGallery):
         """Describe the gallery and its contents in values that JSON can represent.
 
         `search` is the search method; `changed` is the number of entries that have changed since the derived files were
-        written, or None if there are no such files.
+        written, or None if there are no such files or the changes since then are no longer recorded.
         """
         with self.reading() as reader:
             counts = reader.counts()
