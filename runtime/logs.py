@@ -1,7 +1,6 @@
 """Logs as JSON on stderr, one line per event: a short text, and fields that name requests and jobs, never patients.
 
-Messages from other libraries may quote an image, so only their place is logged; exceptions are logged by type and
-place.
+Messages from other libraries may quote an image, so only their place is logged; for exceptions also the type.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""From a file to the grey image that a model takes: PNG, JPEG, TIFF and DICOM, in training and at run time."""
+"""From a PNG, JPEG, TIFF or DICOM file to the grey image that a model needs, in training and at run time."""

@@ -1,7 +1,7 @@
-"""Which body part a free text names: the chest, or something else, in the languages in which devices are set up.
+"""Recognition of the chest and of other body parts in free text, in the languages that devices are set to.
 
-BodyPartExamined should hold one of DICOM's defined terms (PS3.16 annex L), and holds what a technician or a vendor
-wrote: other languages, letters lost to another character set, a side or a view before or after the word.
+BodyPartExamined should hold one of DICOM's defined terms (PS3.16 annex L), but it holds what a technician or a vendor
+wrote: other languages, letters damaged by a wrong character set, a side or a view before or after the word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _CHEST = """
     KLATKA PŁUCA HRUDNÍK TORAKS GÖĞÜS AKCIĞER ГРУДНАЯ ГРУДЬ ЛЕГКИЕ 胸部 흉부
 """
 #: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch, Japanese. Heart, mediastinum,
-#: pleura and ribs are not here: their codes are among the chest's, so that by a word they are a doubt.
-#: Nor is COU, a neck in French and a ward in English. Plurals in -s are affixes.
+#: pleura and ribs are left out: their codes count as the chest, so the words are only a reason to warn.
+#: So is COU, a neck in French and a ward in English. A plural -s is an affix.
 _OTHER = """
     HEAD SKULL CRANIUM BRAIN FACE FACIAL SINUS SINUSES ORBIT EYE EAR NOSE NASAL MANDIBLE MAXILLA JAW TEETH TOOTH DENTAL
     PANORAMIC PANORÁMICA PANORAMIQUE ORTHOPANTOMOGRAM OPG TMJ TMJOINT MASTOID ZYGOMA CAVUM
@@ -53,20 +53,20 @@ _OTHER = """
     BEIN OBERSCHENKEL UNTERSCHENKEL KNIE KNIEGELENK FUSS FÜSSE FUESSE SPRUNGGELENK ZEH ZEHE ZEHEN FERSE VOET ENKEL
     BREAST MAMA MAMMA MAMMELLA SENO SEIN WHOLEBODY PHANTOM 腹部 骨盤
 """
-#: Something else, by their accents alone: PE is a pulmonary embolism in English.
+#: Other body parts only with the accent: PE is a pulmonary embolism in English.
 _ACCENTED = ("PÉ", "PÉS")
-#: What stands before or after a word without a blank: sides, views, devices, the plural.
+#: Affixes joined to a word without a space: sides, views, devices, the plural.
 _AFFIXES = "L R LT RT LEFT RIGHT BI BILAT BOTH DX SX LI RE PA AP LAT RX XR CR PORT PORTABLE S"
-_MOST = 64  # characters that are looked at: a value of this tag has at most 16
-_FEWEST = 3  # letters that must be left of a damaged word
-_LETTERS = str.maketrans({"Ł": "L", "Ø": "O", "Æ": "AE", "Œ": "OE"})  # no accents to take off
+_MOST = 64  # characters of the longest text that is examined; a valid value has at most 16
+_FEWEST = 3  # intact letters that a damaged word needs
+_LETTERS = str.maketrans({"Ł": "L", "Ø": "O", "Æ": "AE", "Œ": "OE"})  # have no accent to remove
 _DAMAGE = re.compile(r"[?0-9#_*]|[^\x00-\x7f]")
 _WORD = re.compile(r"(?:[A-Z?]|[^\x00-\x7f])+")
-_JOINED = re.compile(rf"{_WORD.pattern}(?:[0-9#_*]+{_WORD.pattern})*")  # by signs that part words, or replace a letter
+_JOINED = re.compile(rf"{_WORD.pattern}(?:[0-9#_*]+{_WORD.pattern})*")  # by separators or damaged letters
 
 
 def _plain(text: str) -> str:
-    """In capitals, without accents."""
+    """Return a text in capitals, without accents."""
     parted = unicodedata.normalize("NFKD", text.upper().translate(_LETTERS))
     return "".join(letter for letter in parted if not unicodedata.combining(letter))
 
@@ -80,7 +80,7 @@ _MEMBERS = sorted([*_PARTS, *_AFFIXES.split()], key=len, reverse=True)
 
 @lru_cache(maxsize=1024)
 def named_parts(text: str) -> frozenset[Part]:
-    """What a text names: the chest, something else, both, or (empty) nothing that is known here."""
+    """Return what a text names: the chest, another part, both, or nothing known (empty)."""
     if len(text) > _MOST:
         return frozenset()
     named = set[Part]()
@@ -90,7 +90,7 @@ def named_parts(text: str) -> frozenset[Part]:
 
 
 def _decoded(text: str) -> str:
-    """UTF-8 that was read as Latin-1, as the standard has it for this tag, is read as what it is."""
+    """Decode UTF-8 that was read as Latin-1, the standard's encoding for this tag."""
     try:
         return text.encode("latin-1").decode("utf-8")
     except UnicodeError:
@@ -98,7 +98,7 @@ def _decoded(text: str) -> str:
 
 
 def _part(word: str) -> Part | None:
-    """What one word names, which may be several written as one: CHESTABDOMEN is something else than the chest."""
+    """Return what a word names. It may be several words written as one: CHESTABDOMEN is "other"."""
     if unicodedata.normalize("NFC", word) in _ACCENTED:
         return "other"
     named = _composed_of(_plain(word))
@@ -108,8 +108,8 @@ def _part(word: str) -> Part | None:
 
 
 def _composed_of(word: str) -> frozenset[Part] | None:
-    """What the known words name of which, and of affixes, a word consists; None where anything is left."""
-    named: dict[int, frozenset[Part]] = {0: frozenset()}  # by the place up to which the word is known
+    """Split a word into known words and affixes and return what these name; None if anything is left over."""
+    named: dict[int, frozenset[Part]] = {0: frozenset()}  # by the position up to which the word is known
     for start in range(len(word)):
         for member in _MEMBERS if start in named else ():
             if word.startswith(member, start):
@@ -119,12 +119,12 @@ def _composed_of(word: str) -> frozenset[Part] | None:
 
 
 def _only(named: frozenset[Part]) -> frozenset[Part]:
-    """Nothing, where a damaged word may name either."""
+    """Return nothing if a damaged word may name either part."""
     return named if len(named) == 1 else frozenset()
 
 
 def _like(word: str) -> frozenset[Part]:
-    """What the known words name that differ only in letters that may be damaged."""
+    """Return what the known words name that differ from a word only in letters that may be damaged."""
     pattern, damaged = _DAMAGE.subn(".?", word)
     if not damaged or len(word) - damaged < _FEWEST:
         return frozenset()

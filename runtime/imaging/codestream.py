@@ -1,8 +1,7 @@
-"""What the header of a compressed frame says of it, read before a byte is decoded: its size, and the work that it asks
-for.
+"""Checks of a compressed frame's header before anything is decoded: the frame's size, and the work to decode it.
 
-A few bytes may claim gigabytes or hours: a scan of a progressive JPEG that changes nothing takes some 20 bytes, and a
-pass over the whole image.
+A few bytes may cost gigabytes or hours: a scan of a progressive JPEG that changes nothing has about 20 bytes, but
+passes over the whole image.
 """
 
 from __future__ import annotations
@@ -13,25 +12,25 @@ from typing import NamedTuple
 
 from cbmir.errors import DecodingError
 
-#: Pixels of all scans together: the largest image, and twice the ten scans that encoders write.
+#: Pixels of all scans together: the largest image with 20 scans, twice as many as encoders write.
 _MOST_SCANNED = 1_000_000_000
-#: Packets of JPEG 2000: the largest image in tiles of 64x64 pixels, of six resolutions, has 75,000.
+#: Packets in JPEG 2000: the largest image in tiles of 64x64 pixels with six resolutions has 75,000.
 _MOST_PACKETS = 200_000
 
 _SIZ = b"\xff\x4f\xff\x51"  # JPEG 2000, Part 1 and HTJ2K: start of codestream, then its size (ISO/IEC 15444-1, A.5.1)
-#: Coding style (A.6.1); start of a tile's part, and of its data, which ends the part's header; end of the codestream.
+#: Coding style (A.6.1); start of a tile-part; start of its data, which ends its header; end of the codestream.
 _COD, _SOT, _SOD, _EOC = 0xFF52, 0xFF90, 0xFF93, 0xFFD9
-#: Other segments that OpenJPEG knows, which change no number of packets: quantisation, lengths, comments and the like.
+#: Other segments that OpenJPEG knows and that do not change the number of packets: quantisation, lengths, comments etc.
 _NEUTRAL = frozenset({0xFF50, 0xFF55, *range(0xFF57, 0xFF5A), *range(0xFF5C, 0xFF5F), 0xFF60, 0xFF61, 0xFF63, 0xFF64})
 _SOS = b"\xff\xda"
-#: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF but for DHT, JPG and DAC) and JPEG-LS (F7).
+#: Start-of-frame markers of JPEG (ISO/IEC 10918-1, table B.1: C0 to CF except DHT, JPG and DAC) and JPEG-LS (F7).
 _FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC})
 _ALONE = frozenset({0x01, *range(0xD0, 0xD9)})  # markers without a length
-_BOXES = 4096  # bytes within which a JP2 file's boxes end and its codestream begins
+_BOXES = 4096  # bytes in which a JP2 file's codestream begins, after its boxes
 
 
 class FrameShape(NamedTuple):
-    """Of a frame: its size in pixels, and its components."""
+    """A frame's size in pixels, and its number of components."""
 
     rows: int
     columns: int
@@ -40,8 +39,8 @@ class FrameShape(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameHeader:
-    """Of a JPEG, JPEG-LS or JPEG 2000 frame. `process` is its start-of-frame marker, 0 for JPEG 2000; a sample has
-    `precision` bits."""
+    """The header of a JPEG, JPEG-LS or JPEG 2000 frame. `precision` is in bits per sample; `process` is the
+    start-of-frame marker, 0 for JPEG 2000."""
 
     shape: FrameShape
     precision: int
@@ -49,7 +48,7 @@ class FrameHeader:
 
 
 def frame_header(data: bytes | memoryview) -> FrameHeader | None:
-    """The header of a frame; None where it has no valid one."""
+    """Read the header of a frame; None if it has no valid one."""
     if bytes(data[:4]) != _SIZ:
         return _jpeg_header(data)
     header = bytes(data[:43])
@@ -61,13 +60,13 @@ def frame_header(data: bytes | memoryview) -> FrameHeader | None:
 
 
 def without_boxes(data: bytes) -> bytes:
-    """JPEG 2000 data from its codestream on. A DICOM frame has no boxes of a JP2 file before it (PS3.5 A.4.4), but some
-    devices write them; a decoder that is given none decodes what was checked."""
+    """Remove a JP2 file's boxes before the codestream. They are not allowed in DICOM (PS3.5 A.4.4), but some devices
+    write them. Without them, the decoder decodes the data that was checked."""
     return data[max(0, data[:_BOXES].find(_SIZ)) :]
 
 
 def _jpeg_header(data: bytes | memoryview) -> FrameHeader | None:
-    """Go from segment to segment (10918-1, B.1.1.4) up to the frame header (B.2.2)."""
+    """Walk through the segments (10918-1, B.1.1.4) up to the frame header (B.2.2)."""
     if bytes(data[:2]) != b"\xff\xd8":
         return None
     at = 2
@@ -88,15 +87,15 @@ def _jpeg_header(data: bytes | memoryview) -> FrameHeader | None:
 
 
 def check_scans(data: bytes, pixels: int, name: str) -> None:
-    """Refuse JPEG data whose scans would go over too many pixels: `pixels` each.
+    """Refuse JPEG data whose scans, each over `pixels` pixels, would cover too many pixels in total.
 
     Args:
-        data: May hold several JPEG images of so many pixels each, as the tiles of a TIFF.
+        data: One or several JPEG images of this size, such as the tiles of a TIFF.
 
     Raises:
         DecodingError: There are too many scans.
     """
-    scans = data.count(_SOS)  # in coded data no byte but 0 and those of RSTn follows FF
+    scans = data.count(_SOS)  # in coded data, FF is only followed by 0 or RSTn
     if scans * pixels > _MOST_SCANNED:
         raise DecodingError(
             f"{name}: expected at most {max(1, _MOST_SCANNED // pixels):,} JPEG scans of {pixels:,} pixels, found "
@@ -105,11 +104,11 @@ def check_scans(data: bytes, pixels: int, name: str) -> None:
 
 
 def check_packets(data: bytes, name: str) -> None:
-    """Refuse a JPEG 2000 codestream of too many packets: layers, times components, times precincts of all resolutions.
+    """Refuse a JPEG 2000 codestream with too many packets: layers times components times precincts of all resolutions.
 
     Raises:
-        DecodingError: There are too many, or not all tiles and components are coded alike, so that these numbers do not
-            tell. What is damaged or cut off is left to the decoder.
+        DecodingError: There are too many, or their number is unknown because tiles or components may differ in coding
+            style. Damaged and truncated data is left to the decoder.
     """
     coding = _coding_style(data)
     if coding is None:
@@ -138,8 +137,8 @@ def check_packets(data: bytes, name: str) -> None:
 
 
 def _coding_style(data: bytes) -> bytes | None:
-    """The segment COD of the main header, which all tiles share; empty where the data ends before. None where another
-    segment may say otherwise, in the header of any tile's part (15444-1, A.3)."""
+    """Return the COD segment of the main header, which all tiles share; empty if the data ends before it. None if
+    another segment, also in the header of a tile-part, may overrule it (15444-1, A.3)."""
     at, part, found = 4 + int.from_bytes(data[4:6], "big"), 0, b""
     for _ in range(_MOST_PACKETS):
         if at + 4 > len(data):
@@ -148,7 +147,7 @@ def _coding_style(data: bytes) -> bytes | None:
         if marker == _EOC:
             return found
         if marker == _SOD:
-            length = int.from_bytes(data[part + 6 : part + 10], "big")  # of the part; 0: up to the end
+            length = int.from_bytes(data[part + 6 : part + 10], "big")  # of the tile-part; 0: up to the end
             if length == 0:
                 return found
             if part + length < at + 2:
@@ -166,5 +165,5 @@ def _coding_style(data: bytes) -> bytes | None:
 
 
 def _halved(size: int, times: int) -> int:
-    """Rounded up."""
+    """Halve a size so many times, rounding up."""
     return -(-size // (1 << times))

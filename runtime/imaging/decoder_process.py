@@ -1,8 +1,8 @@
-"""Untrusted image files, read by processes that can be killed: a decoder that never ends, crashes or takes too much
-memory becomes a typed error, and the service continues.
+"""Processes that read untrusted image files and can be killed: a decoder that hangs, crashes or takes too much memory
+causes a typed error, and the service continues.
 
-The file and its pixels pass through shared memory, and everything else through a socket. The digest is computed
-here, beside the decoder. It is not a sandbox: a decoder that is taken over can do what the service may do.
+The file and its pixels pass through shared memory, and everything else through a socket. The digest is computed here
+while the process decodes. This is not a sandbox: a hijacked decoder can do everything that the service may do.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph
 from cbmir.runtime.imaging.reader import decode_image, image_bytes, read_image
 from cbmir.runtime.logs import fields, log
 
-#: Seconds for a file, where no request has a time of its own.
+#: Seconds per file, unless the caller sets another limit.
 DEADLINE = 20.0
 _START = 60.0  # seconds that a process may take to import its libraries
-_MOST_MEMORY = 4 * 2**30  # bytes of a process: the largest image takes a quarter of it
-_KEPT = 64 * 2**20  # bytes of shared memory that may be kept for the next file, for each process
+_MOST_MEMORY = 4 * 2**30  # bytes per process: the largest image takes a quarter of it
+_KEPT = 64 * 2**20  # bytes of shared memory that each process may keep for the next file
 _DIED = (EOFError, ConnectionError)
-#: For glibc: it keeps 64 MiB for the next file, since fresh pages cost some ms per image. 32 MiB is its largest value.
+#: For glibc: keep 64 MiB for the next file, because fresh pages cost some ms per image. 32 MiB is the allowed maximum.
 _MALLOC = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "67108864", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 
 
 class DecoderPool(Closing):
-    """Processes that read images. Any number of threads may share it; a file waits until a process is free."""
+    """A pool of processes that read images. Any number of threads may share it; a file waits for a free process."""
 
     def __init__(self, count: int, seconds: float = DEADLINE) -> None:
         """Start `count` processes and wait until they are ready; a file may take `seconds`. Raises WorkerError. On
@@ -59,7 +59,7 @@ class DecoderPool(Closing):
             count = 0
         self._is_here, self._seconds = count == 0, seconds
         self._closed = False
-        self._lock = threading.Lock()  # of the set of all processes, which no longer grows once this is closed
+        self._lock = threading.Lock()  # guards `_closed` and `_processes`
         self._processes: set[_Process] = set()
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._memories: list[_Memory] = []
@@ -81,12 +81,12 @@ class DecoderPool(Closing):
         threads: int = 1,
         reduced_for: PreprocessSpec | None = None,
     ) -> Radiograph:
-        """As `read_image`, within the deadline. Arrays, which nothing decodes, are read in this process.
+        """Read an image as `read_image` does, within the deadline. Arrays need no decoder and are read in this process.
 
         Raises:
             ImageError: As `read_image`.
             DecodingError: The file took too long or too much memory, or crashed its decoder.
-            NotReadyError: No process starts now, or the pool was closed.
+            NotReadyError: No process can be started at the moment, or the pool is closed.
         """
         limits = limits or ImageLimits()
         options = {"limits": limits, "intensity": intensity, "allow_lateral": allow_lateral, "threads": threads,
@@ -109,9 +109,9 @@ class DecoderPool(Closing):
             log.warning("a decoder died", extra=fields(reason=reason))
             raise DecodingError(f"{name}: expected an image, found a file whose decoder {reason}") from None
         finally:
-            if process.is_busy:  # this thread was interrupted: nothing takes the answer
+            if process.is_busy:  # this thread was interrupted, so nothing reads the answer
                 process.kill()
-            with suppress(WorkerError):  # a dead one keeps its place, and is replaced when it is taken
+            with suppress(WorkerError):  # on failure the dead process stays, and is replaced when it is next used
                 process = self._replaced(process) if process.is_dead else process
             self._idle.put(process)
 
@@ -140,16 +140,16 @@ class DecoderPool(Closing):
             try:
                 raise answer
             finally:
-                del answer  # a frame that holds its own error keeps the file
+                del answer  # else the frame and the error refer to each other, and the file stays in memory
         pickled, sizes = answer
         ends = list(accumulate(sizes, initial=0))
         block = memory.block(ends[-1])
         radiograph: Radiograph = pickle.loads(pickled, buffers=[block[start:end] for start, end in pairwise(ends)])
-        weakref.finalize(block, self._keep, memory).atexit = False  # once the last array in it is gone
+        weakref.finalize(block, self._keep, memory).atexit = False  # when its last array is gone
         return replace(radiograph, sha256=digest)
 
     def _keep(self, memory: _Memory) -> None:
-        """Let it serve another file, unless it is large or there are enough."""
+        """Keep memory for another file, unless it is large or there is enough."""
         if memory.size <= _KEPT and len(self._memories) < len(self._processes):
             self._memories.append(memory)
 
@@ -173,7 +173,7 @@ class DecoderPool(Closing):
 
 
 class _Memory:
-    """Memory behind a descriptor. It is used again, since fresh pages cost more than what is written to them."""
+    """Memory behind a file descriptor. It is reused, because fresh pages cost more than writing to them."""
 
     def __init__(self) -> None:
         self._descriptor = _unnamed_file()
@@ -182,7 +182,7 @@ class _Memory:
 
     @property
     def size(self) -> int:
-        """Bytes, which never become fewer."""
+        """The size in bytes, which never decreases."""
         return os.fstat(self._descriptor).st_size
 
     def fileno(self) -> int:
@@ -192,14 +192,14 @@ class _Memory:
         os.pwrite(self.fileno(), data, 0)
 
     def block(self, size: int) -> NDArray[np.uint8]:
-        """The first `size` bytes, read-only."""
+        """Return the first `size` bytes, read-only."""
         if self._map is None or len(self._map) < size:
             self._map = mmap.mmap(self.fileno(), self.size, access=mmap.ACCESS_READ)
         return np.frombuffer(self._map, np.uint8, size)
 
 
 def _unnamed_file() -> int:
-    """A file in memory, which ends with the last process that has it; on the disk where there is no Linux."""
+    """Open a file in memory that disappears with the last process that has it open; on disk if this is not Linux."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("cbmir")
     with tempfile.TemporaryFile() as file:
@@ -230,7 +230,7 @@ class _Process:
         return self._child.poll() is not None
 
     def wait_until_ready(self) -> None:
-        """Raises WorkerError."""
+        """Wait until the process has started. Raises WorkerError."""
         if self._ready:
             return
         with suppress(*_DIED):
@@ -245,7 +245,7 @@ class _Process:
         reduction.send_handle(self._connection, memory.fileno(), self._child.pid)
 
     def answer(self, seconds: float) -> Any:
-        """What the process sends; None where it sends nothing in time."""
+        """Return what the process sends; None if it sends nothing in time."""
         if not self._connection.poll(seconds):
             return None
         answer = self._connection.recv()
@@ -265,12 +265,12 @@ class _Process:
 
 
 def main(descriptor: int, seconds: float) -> None:
-    """Read images until the parent is gone: the process of a `_Process`."""
+    """Run in the process of a `_Process`: read images until the parent is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor may send them to all processes
         signal.signal(number, signal.SIG_IGN)
     import resource  # not on Windows
 
-    if sys.platform == "linux":  # macOS counts what all processes share
+    if sys.platform == "linux":  # macOS counts shared memory too
         resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
     connection = Connection(descriptor)
     threading.Thread(target=_end_with_parent, args=(descriptor,), daemon=True).start()
@@ -281,7 +281,7 @@ def main(descriptor: int, seconds: float) -> None:
             memory = reduction.recv_handle(connection)
         except _DIED:
             return
-        # A decoder that holds Python's lock, of a parent that is gone, ends by this.
+        # This ends a decoder that holds Python's lock after its parent is gone.
         used = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
         most = int(used + seconds * options["threads"]) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
@@ -292,7 +292,7 @@ def main(descriptor: int, seconds: float) -> None:
 
 
 def _answer(memory: int, name: str, size: int, options: dict[str, Any]) -> tuple[bytes, list[int]] | Exception:
-    """An image without its arrays, and the sizes of these, which are put into `memory` one after the other."""
+    """Return an image without its arrays, and the sizes of the arrays, which are written to `memory` in a row."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         radiograph = decode_image(os.pread(memory, size, 0), name, **options)

@@ -1,6 +1,6 @@
-"""DICOM images in colour that are grey in fact, as screenshots and exports of X-rays are: RGB, its relatives, palettes.
+"""DICOM images stored in colour that are really grey, such as screenshots and exports of X-rays: RGB, YBR, palettes.
 
-They have no window: their samples are what is seen (PS3.3 C.7.6.3.1.2). A picture in true colour is refused.
+They have no window: their samples are shown as they are (PS3.3 C.7.6.3.1.2). A picture in true colour is refused.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cbmir.runtime.imaging.dicom_header import Tags
 from cbmir.runtime.imaging.dicom_lookup_table import LookupTable, white_of
 from cbmir.runtime.imaging.dicom_pixels import Frame
 
-#: Photometric interpretations of three samples a pixel.
+#: Photometric interpretations with three samples per pixel.
 COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 PALETTE = "PALETTE COLOR"
-_LUMA = 0.299, 0.587, 0.114  # of red, green and blue: ITU-R BT.601, as for PNG
+_LUMA = 0.299, 0.587, 0.114  # weights of red, green and blue (ITU-R BT.601), as for PNG
 
 
 @dataclass(frozen=True, eq=False)
 class ColourFrame:
-    """A frame of three samples of 8 bits a pixel, decoded to luma as a `Frame` is to its stored values."""
+    """A frame with three 8-bit samples per pixel, which is decoded to luma as a `Frame` is to its stored values."""
 
     frame: Frame
-    colourful: DicomImageError  # what to raise for a picture in true colour
+    colourful: DicomImageError  # the error for a picture in true colour
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -38,7 +38,7 @@ class ColourFrame:
         return np.arange(256.0)
 
     def decode(self, threads: int = 1) -> NDArray[np.uint8]:
-        """Luma, uint8 [H,W]. Raises `colourful`, or the frame's `damaged`."""
+        """Decode to luma, uint8 [H,W]. Raises `colourful`, or the frame's `damaged`."""
         picture = self.frame.decode_colour(threads)
         if is_colourful(picture):
             raise self.colourful
@@ -49,12 +49,12 @@ class ColourFrame:
 
 
 def read_palette(tags: Tags, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """What a palette (PS3.3 C.7.6.3.1.5) makes of stored values: luma 0..1, and which of them are colourful."""
+    """Return the luma 0..1 of stored values in a palette (PS3.3 C.7.6.3.1.5), and which of them are colourful."""
     tables = []
     for name in ("Red", "Green", "Blue"):
         keyword = f"{name}PaletteColorLookupTableDescriptor"
         descriptor, data = tags.value(keyword), tags.value(f"{name}PaletteColorLookupTableData")
-        if descriptor is None or data is None:  # or a segmented one, which X-rays do not have
+        if descriptor is None or data is None:  # or they are segmented, which X-rays do not use
             raise tags.refusal(keyword, "expected a palette and its data", found="one without them")
         tables.append(LookupTable.parse(tags, keyword, descriptor, data))
     white = white_of(tables, tags, "RedPaletteColorLookupTableDescriptor")

@@ -1,7 +1,7 @@
-"""How a DICOM object's stored values become grey: the chain of its look-up tables.
+"""The chain of look-up tables that turns a DICOM object's stored values into grey.
 
 Stored value -> modality LUT or rescale -> VOI LUT or window -> inverted if MONOCHROME1 (DICOM PS3.3 C.7.6.3.1.2,
-C.11.1, C.11.2), worked out once for each possible stored value.
+C.11.1, C.11.2), computed once for each possible stored value.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from cbmir.runtime.imaging.radiograph import Values, counted, spread
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The grey value of each bit pattern that the pixels' type can hold, step by step; entry i is for the pattern i.
+    """The steps from each bit pattern that the pixels' type can hold to its grey; entry i is for pattern i.
 
-    `stored` is what the pattern stands for, `voi` 0..1, or None where the values present decide; `voi_name` are the
-    tags that `voi` comes from, and `linear` is their window, where it is one.
+    `stored` is the pattern's stored value. `voi` is 0..1, or None if it depends on the values that occur; `voi_name`
+    names the tags that `voi` comes from, and `linear` is their window if it is linear.
     """
 
     stored: NDArray[np.float64]
@@ -36,19 +36,19 @@ class Chain:
     padding: NDArray[np.bool_]
     inverted: bool
     intensity: str
-    colourful: NDArray[np.bool_] | None = None  # which patterns a palette gives a colour
+    colourful: NDArray[np.bool_] | None = None  # which patterns are colourful in a palette
     linear: tuple[float, float, int] | None = None  # as in Values: low, high, edge
 
     @classmethod
     def of(cls, tags: Tags, values: NDArray[np.float64], intensity: str) -> Chain:
-        """The chain for `values`: what each bit pattern stands for. `intensity` is as in PreprocessSpec."""
+        """Build the chain for `values`, the stored value of each bit pattern. `intensity` is as in PreprocessSpec."""
         photometric = tags.text("PhotometricInterpretation").upper()
         if photometric in (*COLOURS, PALETTE):
             return cls._of_colour(tags, values, intensity, photometric)
         modality = _modality(tags, values)
         inverted = photometric == "MONOCHROME1"
         shape = tags.text("PresentationLUTShape").upper()
-        if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: one must follow the other
+        if shape == ("IDENTITY" if inverted else "INVERSE"):  # PS3.3 C.8.11.3: the two must agree
             sentence = f"contradicts {tag_name('PhotometricInterpretation')}, which takes precedence"
             tags.warn("contradictory polarity", f"{tag_name('PresentationLUTShape')} {sentence}")
         voi, name, linear = _voi(tags, modality) if intensity == "header" else (None, "", None)
@@ -56,7 +56,7 @@ class Chain:
 
     @classmethod
     def _of_colour(cls, tags: Tags, values: NDArray[np.float64], intensity: str, photometric: str) -> Chain:
-        """Of luma, or of a palette's stored values."""
+        """Build the chain for luma, or for a palette's stored values."""
         sentence = f"is {photometric}, but the image is grey: read as a picture, without windows"
         tags.warn("stored in colour", f"{tag_name('PhotometricInterpretation')} {sentence}")
         colourful, luma = None, values / 255
@@ -69,11 +69,11 @@ class Chain:
 
     @property
     def averages(self) -> bool:
-        """Whether it may be applied to averages of stored values: no padding or palette, a range known beforehand."""
+        """Whether the chain may be applied to averages of stored values: no padding, no palette, and a known range."""
         return self.voi is not None and self.colourful is None and not self.padding.any()
 
     def greys(self, stored: NDArray[Any], tags: Tags) -> tuple[NDArray[np.uint8], Values | None]:
-        """uint8, bone bright, for patterns as in `stored` [H,W]; and the values behind them, where they are linear."""
+        """Return the grey of each pattern in an image `stored` [H,W], uint8, bone bright; and its Values if linear."""
         grey, linear = self.voi, self.linear
         if self.colourful is not None:
             counts = self._counts(stored)
@@ -89,13 +89,13 @@ class Chain:
             linear = low, high, 0
         if self.inverted:
             grey = 1 - grey
-        grey = np.where(self.padding, 0, grey)  # outside of the image: as dark as air
+        grey = np.where(self.padding, 0, grey)  # outside the image: as dark as air
         values = np.where(self.padding, np.nan, self.modality).astype(np.float32)
         behind = None if linear is None else Values(values, linear[0], linear[1], self.inverted, linear[2])
         return np.rint(grey * 255).astype(np.uint8), behind
 
     def check_shown(self, stored: NDArray[Any], greys: NDArray[np.uint8], tags: Tags) -> None:
-        """Raise DicomImageError where a window or LUT shows several values as one grey, so misses them all."""
+        """Raise DicomImageError if a window or LUT misses all values, so that it shows several as one grey."""
         if self.voi is None:
             return
         for rows in (stored[::64], stored):
@@ -112,20 +112,20 @@ class Chain:
             )
 
     def _counts(self, stored: NDArray[Any]) -> NDArray[np.int64]:
-        """How many pixels have each bit pattern, without the padding."""
+        """Count the pixels with each bit pattern, without the padding."""
         counts = counted(stored, len(self.modality))
         counts[self.padding] = 0
         return counts
 
 
 def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Which stored values are padding (PS3.3 C.7.5.1.1.2): one, or a range."""
+    """Return which stored values are padding (PS3.3 C.7.5.1.1.2): one, or a range."""
     value = tags.number("PixelPaddingValue")
     if value is None:
         return np.zeros(len(values), dtype=bool)
     limit = tags.number("PixelPaddingRangeLimit")
     ends = np.array([value, value if limit is None else limit])
-    # As the pixels' own type has them, though they may have been written as signed or unsigned.
+    # Convert the ends to the pixels' own type: they may have been written as signed or unsigned.
     raised = np.where(ends < values.min(), ends + 2**16, ends)
     ends = np.where((values.min() < 0) & (ends > values.max()), ends - 2**16, raised)
     inside: NDArray[np.bool_] = (values >= ends.min()) & (values <= ends.max())
@@ -133,8 +133,8 @@ def _padding(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
-    if table := LookupTable.of_sequence(tags, "ModalityLUTSequence"):  # its bits mean nothing: it gives values
+    """Apply the modality LUT, or rescale slope and intercept (PS3.3 C.11.1)."""
+    if table := LookupTable.of_sequence(tags, "ModalityLUTSequence"):  # its entries are values: bits do not matter
         return table.look_up(values)
     slope, intercept = tags.number("RescaleSlope"), tags.number("RescaleIntercept")
     if slope is not None and (slope == 0 or not math.isfinite(slope)):
@@ -147,8 +147,8 @@ def _modality(tags: Tags, values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _voi(
     tags: Tags, values: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64] | None, str, tuple[float, float, int] | None]:
-    """VOI LUT or first usable window -> 0..1 (PS3.3 C.11.2), its name, and `Chain.linear`; None, and a warning, without
-    either."""
+    """Apply the VOI LUT or the first usable window (PS3.3 C.11.2). Returns 0..1, its name, and `Chain.linear`; without
+    either, None and a warning."""
     if table := LookupTable.of_sequence(tags, "VOILUTSequence"):
         return table.look_up(values) / white_of([table], tags, "VOILUTSequence"), tag_name("VOILUTSequence"), None
     function = tags.text("VOILUTFunction").upper() or "LINEAR"
@@ -171,7 +171,7 @@ def _voi(
 
 
 def window(values: NDArray[np.float64], centre: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
-    """Grey 0..1 by a window: LINEAR (PS3.3 C.11.2.1.2.1), LINEAR_EXACT (C.11.2.1.3.2) or SIGMOID (C.11.2.1.3.1)."""
+    """Apply a window, to 0..1: LINEAR (PS3.3 C.11.2.1.2.1), LINEAR_EXACT (C.11.2.1.3.2) or SIGMOID (C.11.2.1.3.1)."""
     if function == "SIGMOID":
         return 1 / (1 + np.exp(np.clip(-4 * (values - centre) / width, -700, 700)))
     if function == "LINEAR":

@@ -1,7 +1,7 @@
-"""What a DICOM object's header says: whether it is one chest radiograph, and of which view.
+"""Checks of a DICOM object's header: whether it is one chest radiograph, and of which view.
 
-Another object, and tags that contradict each other, are refused with the tag and its value; an unknown value, like a
-vendor's own code, is a warning. Messages never name a patient: those of pydicom, which quote values, are not passed on.
+Other objects and contradictory tags are refused, with the tag and its value; an unknown value, such as a vendor's own
+code, causes a warning. Messages never name a patient: pydicom's messages quote values, so they are not passed on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cbmir.runtime.imaging.radiograph import Spacing
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-#: Type 1 in every image, and wherever something refers to one (PS3.3 table 10-11 and C.17-3).
+#: Type 1 in every image, and in every reference to one (PS3.3 tables 10-11 and C.17-3).
 UIDS = ("SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID")
 MODALITIES = ("CR", "DX", "RG")
 #: Words for a lateral view: PS3.3 C.8.1.1 (CR Series), and vendors' own.
@@ -34,14 +34,14 @@ LATERAL_VIEWS = ("LL", "RL", "LAT", "LATERAL", "LLAT", "RLAT")
 #: Neither frontal nor lateral: decubitus, oblique.
 OTHER_VIEWS = ("LLD", "RLD", "LLO", "RLO", "LAO", "RAO", "LPO", "RPO", "OBLIQUE")
 
-#: CR and DX, and Secondary Capture (of one frame, grey), in which archives and challenges keep radiographs: what the
-#: DICOM node takes. For Processing is not among them, so that a sender that has both sends the readable one.
+#: SOP classes that the DICOM node accepts: CR, DX, and Secondary Capture (one grey frame), in which archives and
+#: challenges keep radiographs. For Processing is left out, so that a sender that has both sends the readable one.
 IMAGE_CLASSES = tuple(f"1.2.840.10008.5.1.4.1.1.{number}" for number in ("1", "1.1", "7", "7.2", "7.3"))
 _FOR_PROCESSING = "1.2.840.10008.5.1.4.1.1.1.1.1"
-#: SNOMED CT's codes and its older ones, by the designators that they have in files (PS3.16 section 8).
+#: Designators in files for the codes of SNOMED CT and for its older ones (PS3.16 section 8).
 _SCHEMES = ("SCT", "SRT", "SNM3", "99SDM")
-#: Of PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older codes: thorax, thoracic cavity, chest wall, lung, its
-#: apex, pleura, mediastinum, heart, rib.
+#: Codes from PS3.16 CID 4 and 4009 (DX Anatomy Imaged), and their older ones: thorax, thoracic cavity, chest wall,
+#: lung, its apex, pleura, mediastinum, heart, rib.
 _CHEST_REGIONS = frozenset(
     ("816094009", "51185008", "43799004", "78904004", "39607008", "86598002", "3120008", "72410000", "80891009",
      "113197003",
@@ -59,8 +59,8 @@ _VIEW_CODES = {
 _HUMAN = frozenset(("HUMAN", "HUMANO", "HUMANA", "HUMAIN", "UMANO", "MENSCH", "MENS", "HOMO", "PERSON"))
 _HOMO_SAPIENS = ("337915000", "L-85B00")  # PS3.16 CID 7454, and its older code
 
-LARGE = 2**20  # bytes: only pixels have more
-_UNDEFINED = 2**32 - 1  # length of a sequence that says where it ends
+LARGE = 2**20  # bytes: only pixel data has more
+_UNDEFINED = 2**32 - 1  # length of a sequence that ends with a delimiter
 
 _LIBRARIES = ("pydicom", "highdicom")
 _HERE = threading.local()
@@ -72,10 +72,10 @@ def _is_heard(_: logging.LogRecord) -> bool:
 
 @contextmanager
 def pydicom_unlogged() -> Iterator[None]:
-    """Keep what pydicom and its codecs log in this thread out of the logs: they quote the values of a patient."""
+    """Suppress what pydicom and its codecs log in this thread, because they quote a patient's values."""
     for name in list(logging.root.manager.loggerDict):
         if name.split(".", 1)[0] in _LIBRARIES:
-            logging.getLogger(name).addFilter(_is_heard)  # it stays: another thread may be logging
+            logging.getLogger(name).addFilter(_is_heard)  # never removed: another thread may be logging
     before = getattr(_HERE, "unlogged", False)
     _HERE.unlogged = True
     try:
@@ -85,9 +85,9 @@ def pydicom_unlogged() -> Iterator[None]:
 
 
 def read_errors() -> tuple[type[Exception], ...]:
-    """All that pydicom and its codecs raise on damaged content (a fuzz test holds this list).
+    """Return all exceptions that pydicom and its codecs raise on damaged content (a fuzz test checks this list).
 
-    Not MemoryError: sizes are checked first, so it says nothing of the file.
+    MemoryError is left out: sizes are checked first, so it says nothing about the file.
     """
     from pydicom.errors import BytesLengthException, InvalidDicomError
 
@@ -98,7 +98,7 @@ def read_errors() -> tuple[type[Exception], ...]:
 
 
 def tag_name(keyword: str) -> str:
-    """`Modality` -> `Modality (0008,0060)`."""
+    """Add the tag's number to a keyword: `Modality` -> `Modality (0008,0060)`."""
     from pydicom.datadict import tag_for_keyword
 
     tag = tag_for_keyword(keyword) or 0
@@ -106,7 +106,7 @@ def tag_name(keyword: str) -> str:
 
 
 class Tags:
-    """One dataset being read: typed access to its tags, and the warnings met on the way."""
+    """Typed access to the tags of a data set, and the warnings that arise while it is read."""
 
     def __init__(self, dataset: Dataset, name: str) -> None:
         self.dataset, self.name = dataset, name
@@ -116,14 +116,14 @@ class Tags:
         self.warnings.append(ImageWarning(kind, sentence))
 
     def value(self, keyword: str) -> Any:
-        """A tag's value, None where it is absent or empty. DicomImageError for one that is damaged or huge."""
+        """Return a tag's value; None if it is absent or empty. Raises DicomImageError if it is damaged or huge."""
         from pydicom.datadict import tag_for_keyword
 
         try:
             element: Any = self.dataset.get_item(tag_for_keyword(keyword) or 0, keep_deferred=True)
             if element is None:
                 return None
-            if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not taken apart yet, which would take its time
+            if LARGE < getattr(element, "length", 0) != _UNDEFINED:  # not parsed yet, which would take long
                 raise ValueError("too long")
             value = self.dataset.get(keyword)
             return None if value is None or (hasattr(value, "__len__") and len(value) == 0) else value
@@ -136,18 +136,18 @@ class Tags:
         return "" if value is None else str(value).strip()
 
     def text_of_first(self, keyword: str) -> str:
-        """The first text of a tag that may hold several."""
+        """Return the first text of a tag that may hold several."""
         value = self.value(keyword)
         several = not isinstance(value, str) and hasattr(value, "__getitem__")
         return str(value[0] if several else value or "").strip()
 
     def number(self, keyword: str) -> float | None:
-        """The first number of a tag, None where it is absent or empty."""
+        """Return the first number of a tag; None if it is absent or empty."""
         numbers = self.numbers(keyword)
         return numbers[0] if numbers else None
 
     def numbers(self, keyword: str) -> list[float]:
-        """All numbers of a tag; one that is empty becomes NaN."""
+        """Return all numbers of a tag. An empty one becomes NaN."""
         value = self.value(keyword)
         values = [] if value is None else [value] if isinstance(value, str | int | float) else list(value)
         try:
@@ -156,7 +156,7 @@ class Tags:
             raise self.refusal(keyword, "expected numbers") from None
 
     def first_item(self, keyword: str) -> Tags | None:
-        """The first item of a sequence, an empty one for another value; None if it is absent or empty."""
+        """Return the first item of a sequence, or an empty item for another value; None if it is absent or empty."""
         from pydicom import Dataset, Sequence
 
         sequence = self.value(keyword)
@@ -165,24 +165,24 @@ class Tags:
         return Tags(sequence[0] if isinstance(sequence, Sequence) else Dataset(), self.name)
 
     def integer(self, keyword: str) -> int:
-        """A tag's whole number; DicomImageError where it is absent."""
+        """Return a tag's whole number. Raises DicomImageError if there is no such number."""
         number = self.number(keyword)
         if number is None or not number.is_integer():
             raise self.refusal(keyword, "expected a whole number")
         return int(number)
 
     def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
-        """The error to raise. `found` replaces the tag's value, and must hold nothing of a patient."""
+        """Make the error to raise. `found` replaces the tag's value, and must not contain a patient's data."""
         text = found[:64] or self.text(keyword)
         said = repr(text) if text else "it absent or empty"
-        # No code or number: a damaged length may take in other tags.
+        # Neither a code nor a number: with a damaged length, the text may include other tags.
         if not found and (len(text) > 16 or not text.isprintable()):
             said = f"{len(text)} characters that are not such a value"
         return DicomImageError(f"{self.name}: {tag_name(keyword)}: {expected}, found {said}", keyword)
 
 
 def check_object(tags: Tags, allow_lateral: bool = False) -> str:
-    """The view: PA, AP, LATERAL (where allowed) or "" (not known). Raises DicomImageError for no chest radiograph."""
+    """Return the view: PA, AP, LATERAL (if allowed) or "" (unknown). Raises DicomImageError if it is another object."""
     _check_class(tags)
     _check_body_part(tags)
     _check_species(tags)
@@ -195,7 +195,7 @@ def _check_class(tags: Tags) -> None:
         raise tags.refusal("Modality", f"expected a chest radiograph ({', '.join(MODALITIES)})")
     if not modality:
         tags.warn("modality unknown", f"{tag_name('Modality')} is missing: not known to be a radiograph")
-    # Raw detector values (PS3.3 C.8.11.1.1.1): not what any radiologist sees, nor what a model has learned from.
+    # Raw detector values (PS3.3 C.8.11.1.1.1): radiologists do not see them, and models are not trained on them.
     sop_class = tags.text("SOPClassUID")
     if intent == "FOR PROCESSING" or sop_class == _FOR_PROCESSING:
         keyword = "PresentationIntentType" if intent == "FOR PROCESSING" else "SOPClassUID"
@@ -203,7 +203,7 @@ def _check_class(tags: Tags) -> None:
     if sop_class and sop_class not in IMAGE_CLASSES:
         from pydicom.uid import UID
 
-        name = UID(sop_class).name  # of a private class the UID itself, which may point at a place
+        name = UID(sop_class).name  # of a private class the UID itself, which may identify a hospital
         if name == sop_class:
             sentence = f"{tag_name('SOPClassUID')} is not a standard class: not known to be a radiograph"
             tags.warn("modality unknown", sentence)
@@ -212,7 +212,7 @@ def _check_class(tags: Tags) -> None:
 
 
 def _check_body_part(tags: Tags) -> None:
-    """By BodyPartExamined, and AnatomicRegionSequence, which DX images have in its place (PS3.3 C.8.11.2)."""
+    """Check BodyPartExamined, and AnatomicRegionSequence, which DX images have instead (PS3.3 C.8.11.2)."""
     part, region = tags.text("BodyPartExamined"), _code(tags, "AnatomicRegionSequence")
     named = named_parts(part)
     if named == {"other"}:
@@ -231,7 +231,7 @@ def _check_body_part(tags: Tags) -> None:
 
 
 def _check_species(tags: Tags) -> None:
-    """By PatientSpeciesDescription or PatientSpeciesCodeSequence (PS3.3 C.7.1.1), which stand there for animals."""
+    """Check PatientSpeciesDescription or PatientSpeciesCodeSequence, which animals have (PS3.3 C.7.1.1)."""
     words = set(_words(tags.text("PatientSpeciesDescription").upper()))
     item = tags.first_item("PatientSpeciesCodeSequence")
     code = "" if item is None else item.text("CodeValue")
@@ -245,7 +245,7 @@ def _check_species(tags: Tags) -> None:
 
 
 def _view(tags: Tags, allow_lateral: bool) -> str:
-    """By ViewPosition, and ViewCodeSequence, which DX images have in its place (PS3.3 C.8.11.5)."""
+    """Read the view from ViewPosition, and from ViewCodeSequence, which DX images have instead (PS3.3 C.8.11.5)."""
     text, code = tags.text("ViewPosition").upper(), _code(tags, "ViewCodeSequence")
     view, coded = _written(text), _VIEW_CODES.get(code, "OTHER") if code else ""
     wanted = "a frontal view (PA or AP)" + (" or a lateral one" if allow_lateral else "")
@@ -259,7 +259,7 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
     view = next((found for found in (view, coded) if found in ("PA", "AP", "LATERAL")), "")
     if not text and not code:
         tags.warn("view unknown", f"{tag_name('ViewPosition')} is missing: not known to be frontal")
-        _doubt(tags, "SeriesDescription")  # of a whole series: it says nothing where the image has its own view
+        _doubt(tags, "SeriesDescription")  # describes the whole series: only used if the image has no view
     elif not view:
         keyword = "ViewPosition" if text else "ViewCodeSequence"
         tags.warn("view unknown", f"{tag_name(keyword)} is neither PA nor AP: not known to be frontal")
@@ -275,7 +275,7 @@ def _view(tags: Tags, allow_lateral: bool) -> str:
 
 
 def _written(view: str) -> str:
-    """The view that a ViewPosition's words name: PA, AP, LATERAL, OTHER or "" (nothing known)."""
+    """Return the view that the words in ViewPosition name: PA, AP, LATERAL, OTHER or "" (unknown)."""
     words = _words(view)
     if set(words) & set(OTHER_VIEWS):
         return "OTHER"
@@ -285,7 +285,7 @@ def _written(view: str) -> str:
 
 
 def _doubt(tags: Tags, keyword: str) -> None:
-    """Free text is a reason to warn, but not to refuse."""
+    """Warn if free text names another view. It is not a reason to refuse the image."""
     text = set(_words(tags.text(keyword).upper()))
     for word in (*LATERAL_VIEWS, *OTHER_VIEWS):
         if word in text:
@@ -293,12 +293,12 @@ def _doubt(tags: Tags, keyword: str) -> None:
 
 
 def _code(tags: Tags, keyword: str) -> str:
-    """The SNOMED code of a sequence's first item (PS3.3 8.8), "" without one; another scheme's code is a warning."""
+    """Return the SNOMED code of a sequence's first item (PS3.3 8.8); "" without one. Warns about other schemes."""
     item = tags.first_item(keyword)
     if item is None:
         return ""
     code = item.text("CodeValue")
-    if not code.isprintable() or not 1 <= len(code) <= 16:  # the longest of an SH
+    if not code.isprintable() or not 1 <= len(code) <= 16:  # the limit of an SH
         raise tags.refusal(keyword, "expected an item with a CodeValue")
     if item.text("CodingSchemeDesignator").upper() not in _SCHEMES:
         tags.warn("unknown code", f"{tag_name(keyword)} holds a code of an unknown scheme, which is ignored")
@@ -311,8 +311,8 @@ def _words(text: str) -> list[str]:
 
 
 def pixel_spacing(tags: Tags) -> Spacing | None:
-    """As PS3.3 10.7.1 has it: PixelSpacing is of the patient where it is said to be calibrated, or differs from what
-    was measured at the detector; that can be brought nearer to the patient by an estimated magnification."""
+    """Return the pixel spacing (PS3.3 10.7.1). PixelSpacing is in the patient if it is marked as calibrated or differs
+    from the spacing at the detector. The latter can be corrected by an estimated magnification."""
     pixel, imager, film = (_positive(tags, f"{kind}PixelSpacing") for kind in ("", "Imager", "NominalScanned"))
     detector = imager or film
     differs = not np.allclose(pixel, detector, rtol=1e-3) if pixel and detector else False
@@ -329,10 +329,10 @@ def pixel_spacing(tags: Tags) -> Spacing | None:
 
 
 def _positive(tags: Tags, keyword: str, count: int = 2) -> tuple[float, ...]:
-    """A tag's positive numbers; none, and a warning, for others."""
+    """Return a tag's positive numbers; an empty tuple, and a warning, for others."""
     with suppress(DicomImageError):
         numbers = tags.numbers(keyword)
-        if not any(numbers):  # zeros stand for what is not known
+        if not any(numbers):  # zeros mean unknown
             return ()
         if len(numbers) == count and all(0 < number < math.inf for number in numbers):
             return tuple(numbers)

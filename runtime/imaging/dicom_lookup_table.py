@@ -1,7 +1,7 @@
-"""Lookup tables as DICOM keeps them (PS3.3 C.11.1.1): entries of a byte or a word each, for values from a first one.
+"""DICOM's lookup tables (PS3.3 C.11.1.1): entries of one byte or one word, for consecutive values from a first one.
 
-How bright an entry is depends on the bits that the header says it has. Devices state 16 for entries of 12, or 8 for
-entries of 12: what the entries reach decides, where it is something else.
+The brightness of an entry depends on the number of bits that the header states. Some devices state 16 or 8 for entries
+of 12 bits: if the largest entry does not fit the statement, it decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbmir.runtime.imaging.dicom_header import Tags, read_errors, tag_name
 
 @dataclass(frozen=True, eq=False)
 class LookupTable:
-    """`entries` float64 [n], the first of them for the value `first`, of `bits` bits by what the header says."""
+    """A lookup table: `entries` float64 [n], the first of them for the value `first`. The header states `bits` bits."""
 
     entries: NDArray[np.float64]
     first: int
@@ -27,7 +27,7 @@ class LookupTable:
 
     @classmethod
     def of_sequence(cls, tags: Tags, keyword: str) -> Self | None:
-        """The table of a sequence's first item, None without one. Raises DicomImageError for one that is broken."""
+        """Read the table in a sequence's first item; None without one. Raises DicomImageError if it is broken."""
         item = tags.first_item(keyword)
         if item is None:
             return None
@@ -38,7 +38,7 @@ class LookupTable:
 
     @classmethod
     def parse(cls, tags: Tags, keyword: str, descriptor: Any, data: Any) -> Self:
-        """A table of its descriptor's three numbers and its data, as pydicom gives them; `keyword` is for messages."""
+        """Parse a descriptor's three numbers and a table's data, as pydicom returns them; `keyword` is for messages."""
         try:
             count, first, bits = (int(number) for number in descriptor)
             order = "<" if tags.dataset.original_encoding[1] else ">"  # of words that pydicom leaves as bytes
@@ -48,8 +48,8 @@ class LookupTable:
             raise cls._unreadable(tags, keyword) from None
         count = count % 2**16 or 2**16  # written as signed, or 0 for 65536
         if first >= 2**15 and tags.number("PixelRepresentation") == 1:
-            first -= 2**16  # of the pixels' own sign (PS3.3 C.11.1.1.1), in any VR
-        packed = bits <= 8 and len(words) < count  # one byte an entry, two in a word, the first in its low byte
+            first -= 2**16  # signed like the pixels (PS3.3 C.11.1.1.1), in any VR
+        packed = bits <= 8 and len(words) < count  # one byte per entry: two in a word, the first in the low byte
         entries = (words.astype("<u2").view(np.uint8) if packed else words).astype(np.float64)
         if len(entries) < count:
             message = f"{tags.name}: {tag_name(keyword)}: expected {count} entries, found {len(entries)}"
@@ -61,16 +61,16 @@ class LookupTable:
         return DicomImageError(f"{tags.name}: {tag_name(keyword)} holds a lookup table that cannot be read", keyword)
 
     def look_up(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The entries of `values`; the first and the last go on beyond the table."""
+        """Return the entries of `values`. Values beyond the table get its first or last entry."""
         index = np.clip(np.rint(values) - self.first, 0, len(self.entries) - 1).astype(np.intp)
         entries: NDArray[np.float64] = self.entries[index]
         return entries
 
 
 def white_of(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> int:
-    """The entry that is white in tables of one scale: the highest of the bits that the entries reach.
+    """Return the entry that is white in tables of one scale: the highest number with as many bits as the entries need.
 
-    Where the header says other bits, a warning says so. Raises DicomImageError for bits that no table can have.
+    Warns if the header states another number of bits. Raises DicomImageError if no table can have that many.
     """
     highest = int(max(table.entries.max() for table in tables))
     reached, stated = highest.bit_length(), max(table.bits for table in tables)
@@ -81,7 +81,7 @@ def white_of(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> int:
         )
     if not highest or reached == stated:
         return int(2**stated - 1)
-    white = highest if highest == 2 ** (reached - 1) else 2**reached - 1  # a range of 0 to 4096 has 12 bits and one
+    white = highest if highest == 2 ** (reached - 1) else 2**reached - 1  # 0 to 4096 is a range of 12 bits and one more
     tags.warn(
         "LUT rescaled",
         f"{tag_name(keyword)} is said to hold entries of {stated} bits, and they reach {highest}: {white} is white",

@@ -1,7 +1,7 @@
-"""The one frame of a DICOM object: where its encoded pixels lie in the file, and how they become stored values.
+"""The single frame of a DICOM object: finding its encoded pixels in the file, and decoding them into stored values.
 
-imagecodecs decodes what is compressed, and RLE is taken apart here. A few bytes may claim gigabytes or hours, so a
-frame's own header is read before it is decoded (`codestream`).
+imagecodecs decodes compressed frames; RLE frames are split into segments here. A few bytes may claim gigabytes or
+hours, so a frame's own header is checked before it is decoded (`codestream`).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cbmir.runtime.imaging.threads import together
 
 
 def _jpeg(*numbers: int) -> tuple[str, ...]:
-    """Transfer syntaxes of the JPEG family."""
+    """Return transfer syntaxes of the JPEG family."""
     return tuple(f"1.2.840.10008.1.2.4.{number}" for number in numbers)
 
 
 _RLE = "1.2.840.10008.1.2.5"
 _JPEG_2000 = _jpeg(90, 91)
-#: The compressed transfer syntaxes that are decoded here, and imagecodecs' codec of each. Its other two of JPEG
-#: Lossless hang on damaged frames.
+#: The compressed transfer syntaxes that are decoded here, and imagecodecs' codec for each. Its other two codecs for
+#: JPEG Lossless hang on damaged frames.
 COMPRESSED = {
     _RLE: "PACKBITS",
     **dict.fromkeys(_jpeg(50, 51, 57, 70), "JPEG8"),
@@ -43,25 +43,25 @@ COMPRESSED = {
 }
 #: Implicit and explicit VR, deflated, and big endian.
 NATIVE = tuple(f"1.2.840.10008.1.2{end}" for end in ("", ".1", ".1.99", ".2"))
-#: Start-of-frame markers by transfer syntax (PS3.5, 8.2.1 and 8.2.3): none is progressive. 0: JPEG 2000.
+#: Start-of-frame markers by transfer syntax (PS3.5, 8.2.1 and 8.2.3); none is progressive. JPEG 2000 has 0.
 _PROCESSES = {
     **dict.fromkeys(_jpeg(50, 51), (0xC0, 0xC1)),
     **dict.fromkeys(_jpeg(57, 70), (0xC3,)),
     **dict.fromkeys(_jpeg(80, 81), (0xF7,)),
     **dict.fromkeys(_jpeg(90, 91, 201, 202, 203), (0,)),
 }
-#: JPEG itself knows no signs: of a signed image it holds bit patterns.
+#: JPEG has no signed samples: for a signed image it holds bit patterns.
 _UNSIGNED = _jpeg(50, 51, 57, 70)
 _LOSSY = _jpeg(50, 51, 81, 91, 203)
-#: What imagecodecs raises on damage, and where a codec is not built.
+#: Exceptions of imagecodecs for damaged data, and for codecs that were not built.
 _CODEC_ERRORS = (RuntimeError, ValueError, LookupError, ImportError)
-#: Colour by luma and chroma; JPEG 2000's own transformation is undone by its decoder.
+#: Colour as luma and chroma. JPEG 2000's own transform is undone by its decoder.
 _LUMA_AND_CHROMA = ("YBR_FULL", "YBR_FULL_422")
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    """The encoded pixels, and what is needed to decode them without the data set."""
+    """The encoded pixels, and everything needed to decode them without the data set."""
 
     data: bytes | memoryview
     syntax: Any  # pydicom.uid.UID
@@ -70,16 +70,16 @@ class Frame:
     stored: int
     high_bit: int
     signed: bool
-    samples: int  # a pixel
-    planar: int  # PlanarConfiguration: 1 where each sample has a plane of its own
+    samples: int  # per pixel
+    planar: int  # PlanarConfiguration: 1 if each sample has its own plane
     photometric: str
-    damaged: DamagedImageError  # what to raise
-    contradictory: DicomImageError  # what to raise where values have more bits than BitsStored
+    damaged: DamagedImageError  # the error for damaged data
+    contradictory: DicomImageError  # the error for values with more bits than BitsStored
 
     def values(self) -> NDArray[np.float64]:
-        """What each bit pattern of `decode` stands for, float64 [2 ** allocated].
+        """Return the stored value of each bit pattern of `decode`, float64 [2 ** allocated].
 
-        Bits above and below the stored ones mean nothing (PS3.5 section 8.1.1); the sign is that of the high bit.
+        Bits above and below the stored ones have no meaning (PS3.5 section 8.1.1); the high bit is the sign.
         """
         size = self.allocated // 8
         patterns = np.arange(2**self.allocated, dtype=f"u{size}").view(f"{'i' if self.signed else 'u'}{size}")
@@ -87,7 +87,7 @@ class Frame:
         return (raised >> (self.allocated - self.stored)).astype(np.float64)
 
     def decode(self, threads: int = 1) -> NDArray[Any]:
-        """Bit patterns, uint8 or uint16 [H,W]. Raises `damaged` or `contradictory`."""
+        """Decode to bit patterns, uint8 or uint16 [H,W]. Raises `damaged` or `contradictory`."""
         if self.syntax.is_encapsulated:
             pixels = self._decompressed(threads)
         else:
@@ -98,7 +98,7 @@ class Frame:
         return pixels.astype(f"{pixels.dtype.kind}{self.allocated // 8}", copy=False).view(f"u{self.allocated // 8}")
 
     def decode_colour(self, threads: int = 1) -> Image.Image:
-        """A picture in RGB, of three samples of 8 bits a pixel. Raises `damaged`."""
+        """Decode to a picture in RGB, with three 8-bit samples per pixel. Raises `damaged`."""
         shape = (*self.shape, 3)
         if not self.syntax.is_encapsulated:
             pixels = self._native_colour()
@@ -115,19 +115,19 @@ class Frame:
     def _native_colour(self) -> NDArray[np.uint8]:
         values = np.frombuffer(self.data, np.uint8)
         rows, columns = self.shape
-        if self.photometric == "YBR_FULL_422":  # Y Y Cb Cr of each two pixels (PS3.3 C.7.6.3.1.2)
+        if self.photometric == "YBR_FULL_422":  # Y Y Cb Cr for every two pixels (PS3.3 C.7.6.3.1.2)
             pairs = values.reshape(rows, columns // 2, 4)
             pixels = np.stack([pairs[..., :2], *(np.repeat(pairs[..., at, None], 2, axis=2) for at in (2, 3))], axis=3)
             return pixels.reshape(rows, columns, 3)
         return values.reshape(3, rows, columns).transpose(1, 2, 0) if self.planar else values.reshape(rows, columns, 3)
 
     def decode_halved(self, times: int) -> NDArray[Any] | None:
-        """As `decode`, for JPEG 2000, an image halved `times` times; None where only `decode` can."""
+        """Decode a JPEG 2000 image halved `times` times, else as `decode`; None if only `decode` can."""
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
             return None
         pixels = decode_halved(bytes(self.data), self.shape, times)
         if pixels is None or pixels.dtype.itemsize > self.allocated // 8 or pixels.max() >= 2**self.stored:
-            return None  # the last: the wavelet overshoots, or BitsStored is wrong
+            return None  # if values are too large, the wavelet overshoots or BitsStored is wrong
         return pixels.astype(f"u{self.allocated // 8}", copy=False)
 
     def _decompressed(self, threads: int) -> NDArray[Any]:
@@ -153,14 +153,14 @@ class Frame:
             raise self.damaged from None
 
     def _by_imagecodecs(self, threads: int) -> NDArray[Any]:
-        """Samples [H,W] or [H,W,3] as the codestream has them, but in colour JPEG, which becomes RGB."""
+        """Decode to samples [H,W] or [H,W,3] as they are in the codestream, except that colour JPEG becomes RGB."""
         imagecodecs = require("imagecodecs", "dicom")
         codec = COMPRESSED[self.syntax]
         options: dict[str, Any] = {}
         if codec == "JPEG2K":
             options = {"numthreads": threads}
         elif codec == "JPEG8" and self.samples == 3:
-            marked = any(sign in bytes(self.data[:_MARKS]) for sign in (b"JFIF", b"Adobe"))  # which then decide
+            marked = any(sign in bytes(self.data[:_MARKS]) for sign in (b"JFIF", b"Adobe"))  # then these decide
             options = {"outcolorspace": "RGB"} | (
                 {"colorspace": "RGB"} if self.photometric == "RGB" and not marked else {}
             )
@@ -170,7 +170,7 @@ class Frame:
             raise self.damaged from None
 
     def _with_sign(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Samples with the sign of PixelRepresentation, not of the codestream; JPEG-LS has no sign."""
+        """Give samples the sign of PixelRepresentation, not of the codestream; JPEG-LS has no sign."""
         header = frame_header(self.data)
         if header is None or pixels.dtype.itemsize > 2:
             raise self.damaged
@@ -181,7 +181,7 @@ class Frame:
         return patterns
 
     def _within_stored_bits(self, pixels: NDArray[Any]) -> NDArray[Any]:
-        """Of a codestream: larger values contradict BitsStored, but that a lossy codec overshoots by a little."""
+        """Raise `contradictory` for values beyond BitsStored, but clip the small overshoots of a lossy codec."""
         half = 2 ** (self.stored - 1)
         low, high = (-half if self.signed else 0), (half if self.signed and self.syntax not in _UNSIGNED else 2 * half)
         lowest, highest = int(pixels.min()), int(pixels.max())
@@ -194,7 +194,7 @@ class Frame:
 
 
 def find_frame(tags: Tags, buffer: bytes) -> Frame:
-    """The one frame of a data set that was parsed from `buffer`, checked as far as possible without decoding."""
+    """Find the frame of a data set parsed from `buffer`, and check it as far as possible without decoding."""
     from pydicom.dataelem import RawDataElement
     from pydicom.encaps import generate_frames
 
@@ -204,7 +204,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
     photometric, samples = tags.text("PhotometricInterpretation").upper(), int(tags.number("SamplesPerPixel") or 1)
     allocated, stored, high_bit = (tags.integer(k) for k in ("BitsAllocated", "BitsStored", "HighBit"))
     element: Any = tags.dataset.get_item(0x7FE00010, keep_deferred=True)  # PixelData
-    if not isinstance(element, RawDataElement):  # taken for a sequence
+    if not isinstance(element, RawDataElement):  # parsed as a sequence
         raise damaged
     data: bytes | memoryview
     if syntax.is_encapsulated:
@@ -214,9 +214,9 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         stream.seek(element.value_tell)
         try:
             (data,) = generate_frames(stream, number_of_frames=1)
-        except read_errors():  # ValueError where there are two
+        except read_errors():  # ValueError if there are two
             raise damaged from None
-        # Decoders fill in what is missing. JPEG, JPEG-LS and JPEG 2000 end alike; a frame is padded to even length.
+        # Decoders fill in missing data. JPEG, JPEG-LS and JPEG 2000 end alike; frames are padded to an even length.
         if syntax != _RLE and not data.rstrip(b"\0\xff").endswith(b"\xff\xd9"):
             raise damaged
         if COMPRESSED[syntax] == "JPEG2K":
@@ -224,7 +224,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if syntax != _RLE:
             _check_codestream(data, syntax, FrameShape(*shape, samples), tags)
     else:
-        a_pixel = 2 if photometric == "YBR_FULL_422" else samples  # two pixels share their colour
+        a_pixel = 2 if photometric == "YBR_FULL_422" else samples  # two pixels share their chroma
         expected = shape[0] * shape[1] * a_pixel * allocated // 8
         data = memoryview(buffer)[element.value_tell :][: element.length]
         if len(data) < expected:
@@ -232,7 +232,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if len(data) > expected + expected % 2:
             tags.warn("excess pixel data", f"{tag_name('PixelData')} is longer than the image: the rest is ignored")
         if allocated == 8 and not syntax.is_little_endian and element.VR == "OW":
-            data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels a word, the first in its low byte
+            data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels per word, the first in the low byte
         data = data[:expected]
     signed = tags.integer("PixelRepresentation") == 1
     planar = int(tags.number("PlanarConfiguration") or 0) if samples > 1 else 0
@@ -243,7 +243,7 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
 
 
 def _check_codestream(data: bytes, syntax: str, shape: FrameShape, tags: Tags) -> None:
-    """Raise DamagedImageError or DecodingError for a frame of another size or kind, or of too much work."""
+    """Raise DamagedImageError for a frame of another size or kind, DecodingError for one that takes too much work."""
     header = frame_header(data)
     what = f"{tags.name}: {tag_name('PixelData')}"
     if header is None or header.shape != shape:
@@ -262,11 +262,11 @@ def _check_codestream(data: bytes, syntax: str, shape: FrameShape, tags: Tags) -
 
 
 def _decodable_syntax(tags: Tags) -> Any:
-    """The transfer syntax. Raises DicomImageError where nothing here decodes it."""
+    """Return the transfer syntax. Raises DicomImageError if it cannot be decoded here."""
     from pydicom.uid import UID, ExplicitVRBigEndian, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 
     meta = tags.dataset.file_meta
-    if not meta.get("TransferSyntaxUID"):  # no file meta: what pydicom found out while parsing
+    if not meta.get("TransferSyntaxUID"):  # no file meta: use what pydicom detected
         implicit, little = tags.dataset.original_encoding
         native = ExplicitVRLittleEndian if little else ExplicitVRBigEndian
         meta.TransferSyntaxUID = ImplicitVRLittleEndian if implicit else native
@@ -279,36 +279,36 @@ def _decodable_syntax(tags: Tags) -> Any:
     return syntax
 
 
-#: Pixels of a side that stay for each one of the resized square, and the most halvings. In real files at most 0.3% of
-#: the model's input is then more than one grey level off (with two pixels 0.9%, with a third halving 1.1%).
+#: Pixels of a side that must remain for each pixel of the resized square, and the most halvings. In real files, at most
+#: 0.3% of the model's input is then more than one grey level off (with two pixels 0.9%, with a third halving 1.1%).
 _LEFT, _MOST = 3, 2
-# What Pillow raises on a damaged codestream, on fewer resolutions than are asked for, and where it is built without.
+# Pillow's exceptions for a damaged codestream, for too few resolutions, and if it was built without JPEG 2000.
 _PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, LookupError, MemoryError, struct.error)
 
 
 def halvings(shape: tuple[int, int], spec: PreprocessSpec) -> int:
-    """How often an image [H,W] may be halved for `spec`: 0, 1 or 2 times."""
-    if spec.resize - spec.crop < 2:  # beyond the border, a reduced image would have to be continued
+    """Return how often an image [H,W] may be halved for `spec`: 0, 1 or 2 times."""
+    if spec.resize - spec.crop < 2:  # the crop needs the border, beyond which a reduced image has no pixels
         return 0
     return min(_MOST, max(0, (min(shape) // (_LEFT * spec.resize)).bit_length() - 1))
 
 
 def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDArray[Any] | None:
-    """A JPEG 2000 image [H,W] halved `times` times: its low-pass band, uint8 or uint16, sides rounded up.
+    """Decode a JPEG 2000 image [H,W] halved `times` times: its low-pass band, uint8 or uint16, sides rounded up.
 
-    None where it is another image, has no such resolution or is damaged: the full decoder then has to decide.
+    Returns None if it is another image, has no such resolution or is damaged; then the full decoder has to decide.
     """
     if not codestream.startswith(b"\xff\x4f\xff\x51") or len(codestream) < 45:
         return None
     width, height, left, top = struct.unpack_from(">4I", codestream, 8)
     components, depth, *spacing = struct.unpack_from(">H3B", codestream, 40)
-    # A pixel of the low-pass band lies on the first of those that it stands for, counted from the canvas's origin.
+    # A pixel of the low-pass band lies on the first of the pixels that it replaces, counted from the canvas's origin.
     if (height, width) != shape or (left, top) != (0, 0) or components != 1 or spacing != [1, 1] or depth > 15:
         return None
     step = 2**times
     try:
         image = Jpeg2KImageFile(io.BytesIO(codestream))
-        # Pillow rounds sides to the nearest, the codec up, and then they do not fit: multiples are the same by both.
+        # Pillow rounds sides to nearest, the codec rounds up, so they may not fit. Both give multiples the same size.
         image._size = -(-width // step) * step, -(-height // step) * step
         image.reduce = times
         image.load()
@@ -321,19 +321,19 @@ def decode_halved(codestream: bytes, shape: tuple[int, int], times: int) -> NDAr
     return shifted
 
 
-_MARKS = 4096  # bytes within which a JPEG says how its colours are stored
-_HEADER = 64  # bytes: the number of segments, and where each of up to 15 begins
-_PADDING = 16  # bytes that may follow a plane's end; the standard has at most one
+_MARKS = 4096  # bytes in which a JPEG says how its colours are stored
+_HEADER = 64  # bytes: the number of segments, and the offsets of up to 15
+_PADDING = 16  # bytes that may follow a plane's end; the standard allows one at most
 
 
 def decode_rle(
     data: bytes | memoryview, shape: tuple[int, int], planes: int, threads: int
 ) -> list[NDArray[np.uint8]]:  # fmt: skip
-    """The planes of an RLE Lossless frame (PS3.5 annex G), uint8 [H,W] each, the most significant byte first.
+    """Decode the planes of an RLE Lossless frame (PS3.5 annex G), uint8 [H,W] each, most significant byte first.
 
-    A segment is a plane of bytes, packed by PackBits. Where imagecodecs does not understand one, Pillow decides. Both
-    give a plane just the room that the image has; pydicom's own loop in Python may keep other threads waiting for
-    seconds. Raises ValueError for a damaged frame.
+    A segment is a plane of bytes, packed with PackBits. If imagecodecs cannot decode one, Pillow tries. Both write no
+    more than the plane's size; pydicom's own loop in Python may keep other threads waiting for seconds. Raises
+    ValueError for a damaged frame.
     """
     if len(data) < _HEADER:
         raise ValueError("shorter than its header")
@@ -349,7 +349,7 @@ def decode_rle(
 
 def _unpacked(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
     imagecodecs = require("imagecodecs", "dicom")
-    with suppress(RuntimeError, ValueError, ImportError):  # it takes no padding, and may be built without
+    with suppress(RuntimeError, ValueError, ImportError):  # it refuses padding, and may lack the codec
         values: NDArray[np.uint8] = imagecodecs.packbits_decode(segment, out=np.empty(size, np.uint8))
         if len(values) == size:
             return values
@@ -362,5 +362,5 @@ def _unpacked(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
 
 
 def _by_pillow(segment: bytes | memoryview, size: int) -> NDArray[np.uint8]:
-    """The plane, uint8 [size], as one row, since a packet may continue across rows. ValueError where it is cut off."""
+    """Unpack a plane as one row uint8 [size]: packets may continue across rows. Raises ValueError if it is cut off."""
     return np.asarray(Image.frombytes("L", (size, 1), segment, "packbits", "L")).reshape(size)

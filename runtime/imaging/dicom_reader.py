@@ -1,5 +1,5 @@
-"""Reading a DICOM object that is one chest radiograph: parsed and checked by its header (`dicom_header`), decoded
-(`dicom_pixels`), then made grey (`dicom_grayscale`).
+"""Reading a DICOM object that is one chest radiograph: it is parsed, checked by its header (`dicom_header`), decoded
+(`dicom_pixels`), and converted to grey (`dicom_grayscale`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction,
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-_META = 2**16  # bytes, in which the File Meta Information ends
-_MOST_READS = 200_000  # two or three an element: no radiograph has a thousand
+_META = 2**16  # bytes in which the File Meta Information ends
+_MOST_READS = 200_000  # two or three per element: no radiograph has a thousand
 
 
 def is_dicom(data: bytes) -> bool:
-    """Whether bytes are DICOM: "DICM" at 128, or a plausible first element of group 0002 or 0008 (no preamble)."""
+    """Detect DICOM in bytes: "DICM" at 128, or a plausible first element of group 0002 or 0008 (no preamble)."""
     if data[128:132] == b"DICM":
         return True
     if len(data) < 8:
@@ -48,10 +48,10 @@ def read_dicom(
     data: bytes, name: str, limits: ImageLimits, intensity: str, allow_lateral: bool, threads: int,
     reduced_for: PreprocessSpec | None,
 ) -> Radiograph:  # fmt: skip
-    """Decode a DICOM file's bytes, without their digest. `name` is for messages; the rest is as in `read_image`.
+    """Decode a DICOM file's bytes, without the digest. `name` is for messages; the rest is as in `read_image`.
 
-    Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself (as
-    by a window that misses all values), DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
+    Raises DicomImageError for an object that is not one chest radiograph of an allowed view or contradicts itself (for
+    example, its window misses all values), DamagedImageError, ImageSizeError, BlankImageError, MissingDependencyError.
     """
     require("pydicom", "dicom")
     with collected_warnings() as collected, pydicom_unlogged():
@@ -63,7 +63,7 @@ def read_dicom(
         chain = Chain.of(tags, frame.values(), intensity)
         patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
         day, spacing = _study_date(tags), pixel_spacing(tags)
-    # Beyond the lock on warnings, so that threads decode at the same time.
+    # Outside the lock on warnings, so that threads decode in parallel.
     times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
     halved = frame.decode_halved(times)
     stored = frame.decode(threads) if halved is None else halved
@@ -73,7 +73,7 @@ def read_dicom(
     except BlankImageError:
         chain.check_shown(stored, greys, tags)
         raise
-    if chain.padding.any():  # which is a grey of its own
+    if chain.padding.any():  # it is black, so `check_contrast` passes if all other pixels have one grey
         chain.check_shown(stored, greys, tags)
     if collected:
         sentence = f"DICOM: {len(collected)} deviation(s) from the standard, read as far as possible"
@@ -86,7 +86,7 @@ def read_dicom(
 
 
 def _frame(tags: Tags, buffer: bytes) -> Frame | ColourFrame:
-    """The one frame; of one in colour that is not grey in fact, `decode` raises DicomImageError."""
+    """Return the frame. If it turns out to be in true colour, `decode` raises DicomImageError."""
     frame = find_frame(tags, buffer)
     if frame.samples == 1:
         return frame
@@ -94,8 +94,8 @@ def _frame(tags: Tags, buffer: bytes) -> Frame | ColourFrame:
 
 
 def _study_date(tags: Tags) -> str:
-    """YYYY-MM-DD; empty, and a warning, for an invalid date."""
-    text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers take
+    """Return YYYY-MM-DD; empty, with a warning, for an invalid date."""
+    text = tags.text("StudyDate").replace(".", "")  # ACR-NEMA's YYYY.MM.DD, which PS3.5 6.2 lets readers accept
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if text else ""
     if is_date(day):
         return day
@@ -106,11 +106,11 @@ def _study_date(tags: Tags) -> str:
 def parse_dicom(
     data: bytes, name: str, limits: ImageLimits, *, large: int = LARGE, most_reads: int = _MOST_READS
 ) -> tuple[Dataset, bytes]:
-    """The data set of a file's bytes, and the bytes in which elements of more than `large` bytes are left.
+    """Parse a file's bytes. Returns the data set, and the bytes that still hold its elements above `large` bytes.
 
-    A file that takes more than `most_reads` reads counts as damaged. To be called within `collected_warnings` and
+    A file that takes more than `most_reads` reads counts as damaged. Call this within `collected_warnings` and
     `pydicom_unlogged`. Raises DamagedImageError, NotAnImageError for a file without elements, ImageSizeError for one
-    that inflates too far.
+    that inflates too much.
     """
     from pydicom import dcmread
 
@@ -126,9 +126,9 @@ def parse_dicom(
 
 
 def parse_header(stream: BinaryIO, name: str) -> Dataset:
-    """The data set of a file without its pixels; a deflated one is inflated within the limits of images.
+    """Parse a file without its pixels. A deflated file is inflated within the limits of images.
 
-    To be called within `collected_warnings` and `pydicom_unlogged`. Raises as `parse_dicom`, NotAnImageError for a file
+    Call this within `collected_warnings` and `pydicom_unlogged`. Raises as `parse_dicom`, NotAnImageError for a file
     larger than any image, and `read_errors`.
     """
     from pydicom import dcmread
@@ -144,7 +144,7 @@ def parse_header(stream: BinaryIO, name: str) -> Dataset:
 
 
 class _Header(io.BytesIO):
-    """A file that pydicom may read for about a second."""
+    """A file with a limited number of reads, which take pydicom about a second."""
 
     def __init__(self, data: bytes, most_reads: int = _MOST_READS) -> None:
         super().__init__(data)
@@ -158,7 +158,7 @@ class _Header(io.BytesIO):
 
 
 def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
-    """The data set of a deflated file, any other file as it is. pydicom would inflate without a limit."""
+    """Return the data set of a deflated file; any other file unchanged. pydicom would inflate without a limit."""
     start = _deflated_from(data)
     if start is None:
         return data
@@ -172,7 +172,7 @@ def _inflated(data: bytes, name: str, limits: ImageLimits) -> bytes:
 
 
 def _deflated_from(data: bytes) -> int | None:
-    """Where the deflated data set begins in a file, None where it is of another transfer syntax."""
+    """Return where the deflated data set begins in a file; None for another transfer syntax."""
     from pydicom.filereader import read_dataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
@@ -183,8 +183,7 @@ def _deflated_from(data: bytes) -> int | None:
 
 
 def _check_pixels(tags: Tags, limits: ImageLimits) -> None:
-    """Refuse, from the header alone, pixels that are not one image, grey of 8 or 16 bits or colour of 8, within the
-    limits."""
+    """Refuse, by the header alone, anything but one image within the limits: grey of 8 or 16 bits, or colour of 8."""
     photometric, samples = tags.text("PhotometricInterpretation").upper(), tags.number("SamplesPerPixel")
     colour = photometric in COLOURS
     if photometric not in ("MONOCHROME1", "MONOCHROME2", PALETTE, *COLOURS) or (colour and samples in (None, 1)):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cbmir.files import write_csv
 
-#: In a table of counts each of these says enough.
+#: Kinds of warnings, each clear enough for a table of counts.
 Kind = Literal[
     "modality unknown", "body part unknown", "view unknown", "probably not frontal", "lateral view", "animal",
     "unknown code", "no window", "invalid window skipped", "unknown window function", "LUT rescaled",
@@ -34,18 +34,18 @@ class ImageWarning(str):
 
 
 def kinds_text(warnings: Iterable[ImageWarning]) -> str:
-    """The kinds of one image's warnings, each once, as one text: `body part unknown; view unknown`."""
+    """Join the kinds of one image's warnings, each once, into one text: `body part unknown; view unknown`."""
     return SEPARATOR.join(dict.fromkeys(warning.kind for warning in warnings))
 
 
 def count_kinds(texts: Iterable[str]) -> dict[str, int]:
-    """In how many of the `kinds_text`s of images each kind is, the most frequent first."""
+    """Count the images that have each kind in their `kinds_text`, most frequent kind first."""
     counts = Counter(kind for text in texts if text for kind in text.split(SEPARATOR))
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def write_warnings(warnings: Mapping[Path, Sequence[ImageWarning]], path: Path) -> dict[str, int]:
-    """Write a table of each warning of each image, or delete it where no image has one; returns the `count_kinds`."""
+    """Write a table of all warnings of all images, or delete it if no image has one; returns the `count_kinds`."""
     path.unlink(missing_ok=True)
     if any(warnings.values()):
         rows = ((image, warning.kind, str(warning)) for image, said in warnings.items() for warning in said)

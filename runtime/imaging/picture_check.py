@@ -1,8 +1,8 @@
 """A check of the picture itself: is it a frontal chest X-ray, bone bright, upright, and not mirrored?
 
-Tags cannot tell that. A small convolutional network can, from a grey thumbnail, in about a millisecond. It knows no
-model and no gallery, and runs on NumPy alone, so that it is there with every engine. Its weights lie beside this file;
-`cbmir.training.picture_check` makes them, and docs/picture_check.md says how often it is right.
+Tags do not answer that. A small convolutional network does, from a grey thumbnail, in about a millisecond. It does not
+depend on the model or the gallery, and only needs NumPy, so it works with every engine. Its weights are beside this
+file; `cbmir.training.picture_check` makes them, and docs/picture_check.md says how often it is right.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ SMALLEST: Final = 96  # pixels of the shorter side: smaller images are not judge
 #: The network's outputs, logits: what the picture shows, whether it was inverted, by how many quarter turns
 #: anticlockwise it was turned, and whether it was mirrored.
 OUTPUTS: Final = ("chest", "part", "other", "inverted", "turned 0", "turned 1", "turned 2", "turned 3", "mirrored")
-#: The outputs of a picture, in the order of those of its mirror image.
+#: The index of each output in the outputs of the mirror image.
 _OF_MIRROR_IMAGE = [0, 1, 2, 3, 4, 7, 6, 5, 8]
-_ENOUGH = 256  # pixels of the shorter side from which a thumbnail is made: more change nothing
+_ENOUGH = 256  # pixels of the shorter side that are enough for a thumbnail
 
 _UNRELIABLE = "Do not rely on its findings and neighbours."
-#: What is said, by kind and, for `turned`, quarter turns.
+#: The warnings by kind and, for `turned`, quarter turns.
 SENTENCES: Final = {
     "other": ImageWarning("not a chest", f"This image does not look like a frontal chest X-ray. {_UNRELIABLE}"),
     "part": ImageWarning("part of a chest", f"This image looks like only a part of a chest X-ray. {_UNRELIABLE}"),
@@ -52,9 +52,9 @@ class PictureCheck:
     """The network: convolutions of 3 x 3 with stride 2 and ReLU, then a linear layer.
 
     Attributes:
-        weights: float32 [9 * in, out] of each convolution, by row, column and channel; [H * W * in, 9] of the last.
-        biases: float32 [out] of each.
-        about: How the network was made and measured; `thresholds` by kind of `scores`, above which it is said.
+        weights: float32 [9 * in, out] per convolution, by row, column and channel; [H * W * in, 9] for the last layer.
+        biases: float32 [out] per layer.
+        about: How the network was made and measured. A kind of `scores` is reported above its value in `thresholds`.
     """
 
     weights: tuple[Array, ...]
@@ -70,7 +70,7 @@ class PictureCheck:
             return cls(tuple(weights), tuple(biases), json.loads(str(arrays["about"])))
 
     def logits(self, thumbnails: NDArray[np.uint8]) -> Array:
-        """`OUTPUTS`, float32 [N, 9], of thumbnails [N, SIDE, SIDE]."""
+        """Return the `OUTPUTS`, float32 [N, 9], for thumbnails [N, SIDE, SIDE]."""
         x = standardised(thumbnails)[..., None]
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
@@ -81,10 +81,10 @@ class PictureCheck:
         return logits
 
     def scores(self, thumbnails: NDArray[np.uint8]) -> dict[str, Array]:
-        """By kind, how much speaks for it against an image as it should be: float32 [N] of thumbnails [N, SIDE, SIDE].
+        """Return how strongly each kind is indicated over a normal image: float32 [N] for thumbnails [N, SIDE, SIDE].
 
-        Answers for an image and for its mirror image are averaged. An image without a whole chest is either `other` or
-        `part`; the less likely of the two is -inf.
+        The outputs for an image and for its mirror image are averaged. An image without a whole chest is either `other`
+        or `part`; the less likely of the two is -inf.
         """
         logits, mirror = self.logits(thumbnails), self.logits(thumbnails[:, :, ::-1])
         both = (logits + mirror[:, _OF_MIRROR_IMAGE]) / 2
@@ -99,10 +99,10 @@ class PictureCheck:
         }
 
     def said(self, scores: Mapping[str, float]) -> list[str]:
-        """The kinds to say of one image, by its `scores`; none while no score is above its threshold.
+        """Return the kinds to report for an image, by its `scores`; empty if no score is above its threshold.
 
-        An image that is likelier no whole chest than one (a score above 0) is called that, whichever score is above its
-        threshold: "inverted" or "mirrored" would say that it is a chest. At most one of how it is turned is said.
+        If any score is, and the image is more likely not a whole chest than one (`other` or `part` is above 0), only
+        that is reported: "inverted" or "mirrored" would imply that it is a chest. At most one `turned` is reported.
         """
         sure = {kind: score for kind, score in scores.items() if score > self.about["thresholds"][kind]}
         for kind in ("other", "part"):
@@ -114,13 +114,13 @@ class PictureCheck:
 
 @cache
 def own_check() -> PictureCheck:
-    """The one that comes with the package."""
+    """Load the network that comes with the package."""
     with resources.files(__package__).joinpath("picture_check.npz").open("rb") as file:
         return PictureCheck.read(file)
 
 
 def check_picture(radiograph: Radiograph) -> tuple[ImageWarning, ...]:
-    """What the check says, as warnings; nothing for images of less than `SMALLEST` pixels a side."""
+    """Return the check's warnings; empty for images with a side of less than `SMALLEST` pixels."""
     if min(radiograph.stored.shape) < SMALLEST:
         return ()
     check = own_check()
@@ -129,14 +129,14 @@ def check_picture(radiograph: Radiograph) -> tuple[ImageWarning, ...]:
 
 
 def thumbnail(radiograph: Radiograph) -> NDArray[np.uint8]:
-    """The whole image, squeezed to uint8 [SIDE, SIDE]."""
+    """Squeeze the whole image to uint8 [SIDE, SIDE]."""
     step = max(1, min(radiograph.stored.shape) // _ENOUGH)
     grey = look_up(radiograph.greys, np.ascontiguousarray(radiograph.stored[::step, ::step]))
     return np.asarray(Image.fromarray(grey).resize((SIDE, SIDE), Image.Resampling.BOX))
 
 
 def standardised(thumbnails: NDArray[np.uint8]) -> Array:
-    """Each of [N, SIDE, SIDE] with mean 0 and variance 1, so that exposure and window matter less."""
+    """Scale each of [N, SIDE, SIDE] to mean 0 and variance 1, so that exposure and window matter less."""
     grey = thumbnails.astype(np.float32)
     centred = grey - grey.mean(axis=(1, 2), keepdims=True)
     scaled: Array = centred / (grey.std(axis=(1, 2), keepdims=True) + 1)

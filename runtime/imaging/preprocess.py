@@ -1,6 +1,6 @@
 """The conversion of a grey image into the model's input, for training and runtime.
 
-The aspect ratio is squashed to a square, as the paper does and as NIH's own 1024x1024 files were made.
+The image is squashed to a square, as in the paper, and as NIH did to make its 1024x1024 files.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.radiograph import Radiograph, Reduction, look_up
 from cbmir.runtime.imaging.threads import together
 
-#: Pixels of the bands in which large images are resized: what is looked up is still in the cache when it is resized.
+#: Large images are resized in bands of so many pixels, so that looked-up pixels are still in the cache.
 _BAND, _MOST_BANDS = 2**20, 8
 
 
 def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """Resize uint8 [H,W] to uint8 [resize,resize] by Pillow's antialiasing bilinear filter. Raises NotAnImageError."""
+    """Resize uint8 [H,W] to uint8 [resize,resize] with Pillow's antialiased bilinear filter. Raises NotAnImageError."""
     square = Image.fromarray(_checked(pixels)).resize((spec.resize, spec.resize), Image.Resampling.BILINEAR)
     return np.array(square)
 
 
 def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """The middle [...,crop,crop] of uint8 [...,resize,resize], as a view. Raises NotAnImageError for another shape."""
+    """Return the centre [...,crop,crop] of uint8 [...,resize,resize] as a view. Raises NotAnImageError."""
     if square.shape[-2:] != (spec.resize, spec.resize):
         raise NotAnImageError(
             f"preprocessing: expected [...,{spec.resize},{spec.resize}], found {list(square.shape)}; resize it first"
@@ -40,17 +40,17 @@ def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.u
 
 
 def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, threads: int = 1) -> NDArray[np.uint8]:
-    """A radiograph, or uint8 [H,W] -> the model's input, uint8 [crop,crop].
+    """Convert a radiograph, or uint8 [H,W], to the model's input, uint8 [crop,crop].
 
-    It is what `centre_crop(resize_square(...))` gives, within one grey level, but only what the crop shows is resized.
+    The result equals `centre_crop(resize_square(...))` within one grey level, but only the cropped part is resized.
 
     Args:
-        spec: The model's (`card.preprocess`).
-        threads: How many work on a large image.
+        spec: The model's preprocessing (`card.preprocess`).
+        threads: How many threads work on a large image.
 
     Raises:
         NotAnImageError: An array of another type or number of axes.
-        UserError: The radiograph was read by another intensity policy than `spec`'s.
+        UserError: The radiograph was read with another intensity policy than that of `spec`.
     """
     radiograph = image if isinstance(image, Radiograph) else Radiograph(_checked(image), "array", "")
     if radiograph is image and radiograph.intensity != spec.intensity:
@@ -64,7 +64,7 @@ def preprocess(image: Radiograph | NDArray[np.uint8], spec: PreprocessSpec, *, t
 
 
 def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -> NDArray[np.uint8]:
-    """Rows `first` to `last` of the crop, uint8 [last - first, crop]."""
+    """Compute rows `first` to `last` of the crop, uint8 [last - first, crop]."""
     height, width = radiograph.stored.shape
     reduction = radiograph.reduction or Reduction(1, (height, width))
     tall, wide = (side / spec.resize for side in reduction.shape)
@@ -77,11 +77,11 @@ def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -
 
 
 def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
-    """The source pixels for pixels `first` to `last` of a resized axis, and where these begin and end within them."""
-    # A pixel takes up `scale` pixels of the full image, of which every `step`-th is a source pixel, the first of
-    # `step`: its middle is (step - 1) / 2 before the middle of those.
+    """Return the source pixels for pixels `first` to `last` of a resized axis, and where these lie within them."""
+    # A pixel covers `scale` pixels of the full image. A source pixel is the first of each `step` of these, so its
+    # centre lies (step - 1) / 2 before theirs.
     start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))
-    reach = max(1.0, scale / step) + 1  # the triangle's half width, and rounding
+    reach = max(1.0, scale / step) + 1  # half the width of the triangle filter, plus rounding
     low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))
     return slice(low, high), start - low, min(end, length) - low
 

@@ -1,4 +1,4 @@
-"""The grey image that every reader returns, limits for images, and grey values from the range of an image's values."""
+"""The grey image that every reader returns, limits for images, and grey levels from the range of stored values."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cbmir.errors import BlankImageError, ImageSizeError, NotAnImageError
 from cbmir.preprocessing import PERCENTILES
 from cbmir.runtime.imaging.image_warning import ImageWarning
 
-# `warnings.catch_warnings` swaps state of the whole process: two threads inside it would undo each other's.
+# `warnings.catch_warnings` changes the state of the process: two threads inside it would undo each other's changes.
 _ONE_AT_A_TIME = threading.Lock()
-_AT_ONCE = 2**15  # values looked up at a time: NumPy takes indices of 8 bytes, and these stay in the cache
+_AT_ONCE = 2**15  # values per look-up: NumPy converts them to 8-byte indices, which should fit into the cache
 _COUNTED_AT_ONCE = 2**18
 _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
 
 
 @dataclass(frozen=True)
 class ImageLimits:
-    """The largest and smallest image that is read: sides and area in pixels, long side over short side, file size."""
+    """Limits of images that are read: sides and area in pixels, the ratio of long to short side, the file size."""
 
     max_pixels: int = 50_000_000  # the largest detectors give less than 20 million
     min_side: int = 32
@@ -35,18 +35,18 @@ class ImageLimits:
 
     @property
     def max_inflated(self) -> int:
-        """Bytes that a compressed data set may grow to: the largest image, of 16 bits a pixel, and a long header."""
+        """The most bytes that a deflated data set may inflate to: the largest 16-bit image and a long header."""
         return 2 * self.max_pixels + 16 * 2**20
 
     def check_bytes(self, size: int, name: str) -> None:
-        """Raise NotAnImageError for a file of `size` bytes that is too large; `name` stands in its message."""
+        """Raise NotAnImageError if a file of `size` bytes is too large; `name` is for the message."""
         if size > self.max_bytes:
             raise NotAnImageError(
                 f"{name}: expected at most {self.max_bytes:,} bytes, found {size:,}; no X-ray needs so many"
             )
 
     def check_size(self, width: int, height: int, name: str) -> None:
-        """Raise ImageSizeError for an image of `width` x `height` pixels that is too small, too large or too long."""
+        """Raise ImageSizeError if an image of `width` x `height` pixels is too small, too large or too long."""
         found = f"found {width}x{height}"
         if min(width, height) < self.min_side:
             raise ImageSizeError(f"{name}: expected at least {self.min_side} pixels a side, {found}")
@@ -62,7 +62,7 @@ class ImageLimits:
 
 @dataclass(frozen=True)
 class Reduction:
-    """Of an image decoded at a lower resolution: [i,j] is [step * i, step * j] of the full one of `shape` [H,W]."""
+    """How an image was reduced while decoding: its [i,j] is [step * i, step * j] of the full image, `shape` [H,W]."""
 
     step: int
     shape: tuple[int, int]
@@ -70,14 +70,14 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What stored values stand for, and the linear window through which `Radiograph.greys` shows them.
+    """The meaning of stored values, and the linear window through which `Radiograph.greys` shows them.
 
     Attributes:
-        of_stored: float32 [256] or [65536], the value of each stored one; NaN: padding, which is black.
+        of_stored: float32 [256] or [65536], the meaning of each stored value; NaN for padding, which is black.
         low: The value that the window shows as black, or as white if `inverted`.
-        high: The value at its other end.
+        high: The value at the window's other end.
         inverted: The lowest values are white (MONOCHROME1).
-        edge: What DICOM's width has beyond high - low, 0 or 1 (PS3.3 C.11.2.1.2.1).
+        edge: DICOM's window width minus (high - low), 0 or 1 (PS3.3 C.11.2.1.2.1).
     """
 
     of_stored: NDArray[np.float32]
@@ -89,8 +89,8 @@ class Values:
 
 @dataclass(frozen=True)
 class Spacing:
-    """Millimetres from one of the file's pixels to the next: to the row below, and to the column on the right. `where`
-    says in words which plane these are of; empty: in the patient, as calibrated."""
+    """The distance in millimetres between the file's pixels: from a row to the one below, and from a column to the one
+    on the right. `where` describes the plane in which it applies; empty means in the patient, as calibrated."""
 
     row: float
     column: float
@@ -108,10 +108,10 @@ class Radiograph:
         view: PA, AP or LATERAL.
         warnings: Sentences for the user, without a patient's name or ID; each has a `kind`.
         greys: uint8 [256] or [65536], the grey of each stored value; None if the stored values are the grey values.
-        values: What stored values stand for; None unless a linear window made `greys` of them.
+        values: The meaning of stored values; None unless a linear window turned them into `greys`.
         spacing: None if the file does not say how large a pixel is.
         reduction: None unless `stored` is smaller than the image in the file.
-        date: Of the study, YYYY-MM-DD.
+        date: The study's date, YYYY-MM-DD.
         intensity: The policy behind `greys` (PreprocessSpec).
     """
 
@@ -132,35 +132,35 @@ class Radiograph:
 
     @property
     def pixels(self) -> NDArray[np.uint8]:
-        """uint8 [H,W], 0..255, air dark and bone bright (as in DICOM's MONOCHROME2); computed when first asked for."""
+        """uint8 [H,W], 0..255, air dark and bone bright (as in DICOM's MONOCHROME2); computed on first use."""
         pixels: NDArray[np.uint8] | None = self.__dict__.get("_pixels")
-        if pixels is None:  # no cached_property: until Python 3.12 all its instances share one lock
+        if pixels is None:  # no cached_property: before Python 3.12 all instances share one lock
             pixels = self.__dict__["_pixels"] = look_up(self.greys, self.stored)
         return pixels
 
     def with_pixels(self, pixels: NDArray[np.uint8]) -> Radiograph:
-        """The same radiograph with other pixels uint8 [H,W], as after resizing."""
+        """Return the same radiograph with other pixels uint8 [H,W], such as resized ones."""
         return replace(self, stored=pixels, greys=None, reduction=None, values=None, spacing=None)
 
 
 def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np.uint8]:
-    """The grey values of stored values [H,W], uint8 [H,W]; where `greys` is None, `stored` itself."""
+    """Return the grey values of stored values [H,W], uint8 [H,W]; `stored` itself if `greys` is None."""
     if greys is None:
         return stored
     pixels = np.empty(stored.shape, np.uint8)
     rows = max(1, _AT_ONCE // stored.shape[1])
     for start in range(0, len(stored), rows):
-        # mode "raise" would make a copy of `out` first; no index is out of range
+        # mode "raise" would first copy `out`; no index is out of range
         np.take(greys, stored[start : start + rows], out=pixels[start : start + rows], mode="clip")
     return pixels
 
 
 def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[ImageWarning, ...]:
-    """Raise BlankImageError where a radiograph is one grey value everywhere; warn where most of it nearly is."""
+    """Raise BlankImageError if a radiograph has the same grey everywhere; warn if most greys are nearly the same."""
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
         counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
-        # Of some rows: if enough of them are darker than `low`, and brighter than `high`, no others can change that.
+        # If 1% of all pixels are up to `low` and 1% from `high` on in some rows already, the other rows change nothing.
         low, high = np.searchsorted(np.cumsum(counts), [beyond, rows.size - beyond])
         if high - low >= _LITTLE_CONTRAST:
             return ()
@@ -175,7 +175,7 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
 
 @contextmanager
 def collected_warnings() -> Iterator[list[str]]:
-    """Collect the warnings of this thread. Threads wait for each other here: nothing slow belongs inside."""
+    """Collect this thread's warnings. Threads wait for each other here, so nothing slow belongs inside."""
     collected: list[str] = []
     thread = threading.get_ident()
     with _ONE_AT_A_TIME, warnings.catch_warnings():
@@ -193,7 +193,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 
 def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
-    """How many pixels of uint8 or uint16 [H,W] have each of the values 0 to `patterns` - 1, int64 [patterns]."""
+    """Count the pixels of uint8 or uint16 [H,W] with each of the values 0 to `patterns` - 1, int64 [patterns]."""
     counts = np.zeros(patterns, np.int64)
     flat = stored.ravel()
     for start in range(0, flat.size, _COUNTED_AT_ONCE):
@@ -204,10 +204,10 @@ def counted(stored: NDArray[Any], patterns: int) -> NDArray[np.int64]:
 def spread(
     values: NDArray[np.float64], counts: NDArray[np.int64], intensity: str
 ) -> tuple[NDArray[np.float64], float, float]:
-    """Grey 0..1 of `values` [n], of which each occurs `counts` [n] times, between the lowest and the highest value; and
-    these two.
+    """Spread `values` [n], which occur `counts` [n] times, over 0..1 from the lowest to the highest. Returns the result
+    and these two values.
 
-    With `percentile`, between nearest ranks: the lowest values that 1% and 99% of the pixels do not exceed.
+    With `percentile`, the two are nearest ranks: the lowest values that 1% and 99% of the pixels do not exceed.
     """
     present = np.flatnonzero(counts)
     order = present[np.argsort(values[present], kind="stable")]
@@ -219,8 +219,8 @@ def spread(
 
 
 def greys_of(stored: NDArray[Any], bits: int, intensity: str) -> tuple[NDArray[np.uint8] | None, Values | None]:
-    """The grey of each value of uint8 or uint16 [H,W], uint8 [256] or [65536], and its window: with "header", which
-    these formats do not have, the full range of `bits`. Nothing where the values are greys."""
+    """Return the grey of each value of uint8 or uint16 [H,W], uint8 [256] or [65536], and its window. With "header",
+    the window is the full range of `bits`. Both are None if the values already are greys."""
     if intensity == "header" and stored.dtype == np.uint8:
         return None, None
     values = np.arange(2 ** (8 * stored.dtype.itemsize), dtype=np.float64)

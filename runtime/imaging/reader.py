@@ -38,24 +38,24 @@ __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
 _PLUGINS: dict[type[ImageFile.ImageFile], tuple[bytes, ...]] = {
     PngImageFile: (b"\x89PNG\r\n\x1a\n",),
     JpegImageFile: (b"\xff\xd8\xff",),
-    TiffImageFile: (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),  # the latter two: BigTIFF
+    TiffImageFile: (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+"),  # the last two: BigTIFF
 }
 _FOREIGN = {
     b"GIF8": "GIF", b"BM": "BMP", b"RIFF": "WebP or another RIFF format", b"\x00\x00\x00\x0cjP  ": "JPEG 2000",
     b"\xff\x4f\xff\x51": "JPEG 2000", b"%PDF": "PDF", b"PK\x03\x04": "ZIP", b"\x1f\x8b": "gzip", b"\x93NUMPY": "NumPy",
 }  # fmt: skip
-# All that Pillow's three readers raise on damaged content (a fuzz test holds this list).
+# All exceptions of Pillow's three readers for damaged content (a fuzz test checks this list).
 _DECODE_ERRORS = (
     OSError, SyntaxError, ValueError, TypeError, LookupError, AttributeError, EOFError, ArithmeticError,
     struct.error, zlib.error,
 )  # fmt: skip
-#: The transposition that undoes each EXIF orientation but 1.
+#: The transposition that undoes each EXIF orientation except 1.
 _TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
-_COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)  # a tag of TIFF, and its values for JPEG
+_COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)  # a TIFF tag, and its values for JPEG
 _READS = "PNG, JPEG, TIFF or DICOM"
 
 
@@ -68,9 +68,9 @@ def read_image(
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read one image. Colour becomes luma (ITU-R 601), transparency lies on black, EXIF orientation is applied.
+    """Read one image. Colour becomes luma (ITU-R 601), transparency becomes black, EXIF orientation is applied.
 
-    The first warnings are those of the picture itself (`check_picture`).
+    Warnings about the picture itself (`check_picture`) come first.
 
     Args:
         source: A path, a file's bytes, or an array, bone bright: uint8 [H,W] or [H,W,3] (RGB), uint16 [H,W] (0..65535).
@@ -79,9 +79,9 @@ def read_image(
         allow_lateral: Accept lateral views in DICOM files, with a warning.
         threads: How many threads may decode one DICOM file.
         reduced_for: Decode a large JPEG 2000 image in a DICOM file at 1/2 or 1/4 of its resolution (`reduction`).
-            `preprocess` for this spec then gives the same within one grey level, but for a few pixels at sharp edges,
-            in a fraction of the time. Signed values, files with padding or without a window, and a crop that reaches
-            the border are still decoded in full. Pillow decodes, and holds Python's lock: threads take turns.
+            `preprocess` with this spec then takes a fraction of the time, with the same result within one grey level,
+            except for a few pixels at sharp edges. Signed values, files with padding or without a window, and crops
+            that reach the border are still decoded in full. Pillow holds Python's lock, so threads take turns.
 
     Raises:
         ImageError: A subclass says why the image cannot be read.
@@ -106,7 +106,7 @@ def decode_image(
     data: bytes, name: str, *, limits: ImageLimits, intensity: str, allow_lateral: bool, threads: int,
     reduced_for: PreprocessSpec | None,
 ) -> Radiograph:  # fmt: skip
-    """As `read_image` reads a file's bytes, but without their digest. `name` is for messages."""
+    """Read a file's bytes as `read_image` does, but without computing their digest. `name` is for messages."""
     if is_dicom(data):
         radiograph = read_dicom(data, name, limits, intensity, allow_lateral, threads, reduced_for)
     else:
@@ -115,7 +115,7 @@ def decode_image(
 
 
 def image_bytes(source: str | Path | bytes | bytearray | memoryview, limits: ImageLimits) -> tuple[bytes, str]:
-    """A file's bytes within the limits, and its name for messages. Raises NotAnImageError."""
+    """Return a file's bytes, within the limits, and its name for messages. Raises NotAnImageError."""
     if isinstance(source, bytes | bytearray | memoryview):
         data, name = bytes(source), "image"
     elif isinstance(source, str | Path):
@@ -129,7 +129,7 @@ def image_bytes(source: str | Path | bytes | bytearray | memoryview, limits: Ima
 
 
 def file_bytes(path: Path, limits: ImageLimits | None = None) -> bytes:
-    """The bytes of an image file within the limits. Raises NotAnImageError."""
+    """Read the bytes of an image file within the limits. Raises NotAnImageError."""
     limits = limits or ImageLimits()
     try:
         limits.check_bytes(path.stat().st_size, str(path))
@@ -150,7 +150,7 @@ def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Rad
             f"scale other types first, their range is not guessed"
         )
     limits.check_size(array.shape[1], array.shape[0], "array")
-    array = np.array(array, order="C")  # a copy: the caller may go on writing to its own
+    array = np.array(array, order="C")  # a copy, because the caller may change the array
     stored, warnings = (array, ()) if grey else to_grey(Image.fromarray(array), "array")
     return _radiograph(stored, 16, "array", hashlib.sha256(array.data).hexdigest(), intensity, warnings)
 
@@ -158,7 +158,7 @@ def _read_array(array: NDArray[Any], limits: ImageLimits, intensity: str) -> Rad
 def _radiograph(
     stored: NDArray[Any], bits: int, name: str, sha256: str, intensity: str, warnings: tuple[ImageWarning, ...]
 ) -> Radiograph:
-    """From stored values [H,W]: uint8, or uint16 of which `bits` are used. Raises BlankImageError."""
+    """Make a Radiograph of values [H,W]: uint8, or uint16 of which `bits` are used. Raises BlankImageError."""
     greys, values = greys_of(stored, bits, intensity)
     warnings = (*warnings, *check_contrast(stored, greys, name))
     return Radiograph(stored, name, sha256, warnings=warnings, greys=greys, intensity=intensity, values=values)
@@ -172,15 +172,15 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
         with collected_warnings() as collected:
             image = plugin(io.BytesIO(data))
             limits.check_size(*image.size, name)
-            several = getattr(image, "is_animated", False)  # `n_frames` would go through all pages of a TIFF
+            several = getattr(image, "is_animated", False)  # `n_frames` would read all pages of a TIFF
             _check_work(image, data, name)
-            turned = plugin is not TiffImageFile and "exif" in image.info  # a TIFF is turned by Pillow itself
+            turned = plugin is not TiffImageFile and "exif" in image.info  # Pillow turns a TIFF itself
             orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
-            if not several and (plugin is TiffImageFile or b"acTL" in data):  # the two that warn while decoding
+            if not several and (plugin is TiffImageFile or b"acTL" in data):  # these may warn while decoding
                 image.load()
         if several:
             raise NotAnImageError(f"{name}: expected one image, found several pages or frames; save one as PNG")
-        image.load()  # outside of the lock, so that threads decode at the same time
+        image.load()  # outside the lock, so that threads decode in parallel
     except Image.DecompressionBombError as error:  # a TIFF tile may be larger than its image
         raise ImageSizeError(f"{name}: the {plugin.format} file's tiles exceed Pillow's limit: {error}") from error
     except _DECODE_ERRORS as error:
@@ -196,12 +196,12 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
 
 
 def _check_work(image: ImageFile.ImageFile, data: bytes, name: str) -> None:
-    """Raise DecodingError for a JPEG, or a TIFF of JPEG tiles, whose scans go over too many pixels."""
+    """Raise DecodingError for a JPEG, or a TIFF with JPEG tiles, whose scans cover too many pixels."""
     if isinstance(image, JpegImageFile):
         check_scans(data, image.width * image.height, name)
     elif isinstance(image, TiffImageFile) and image.tag_v2.get(_COMPRESSION) in _JPEG_IN_TIFF:
         width, height = (_number(image, tag) for tag in (322, 323))  # of a tile
-        if not width * height:  # strips, each of some rows
+        if not width * height:  # strips of a few rows each
             width, height = image.width, _number(image, 278) or image.height
         sizes = image.tag_v2.get(325) or image.tag_v2.get(279) or ()
         if sum(sizes if isinstance(sizes, tuple) else (sizes,)) > len(data):  # each would be decoded
@@ -215,7 +215,7 @@ def _number(image: TiffImageFile, tag: int) -> int:
 
 
 def _kind(data: bytes) -> str:
-    """A description of the bytes that quotes none of them (they may name a patient)."""
+    """Describe bytes without quoting them, because they may name a patient."""
     for signature, kind in _FOREIGN.items():
         if data.startswith(signature):
             return f"{kind}, which cbmir does not read; convert it to PNG"
@@ -227,7 +227,7 @@ def _kind(data: bytes) -> str:
 
 
 def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, tuple[ImageWarning, ...]]:
-    """Values uint8 or uint16 [H,W] of a loaded image, how many bits they have, and warnings."""
+    """Return a loaded image's values uint8 or uint16 [H,W], how many bits they have, and warnings."""
     if image.mode.startswith("I;16") or (image.mode == "I" and isinstance(image, PngImageFile)):  # "I": older Pillow
         bits, white_is_zero = 16, False
         if isinstance(image, TiffImageFile):
@@ -245,7 +245,7 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, 
 
 
 def thumbnail_jpeg(pixels: NDArray[np.uint8], side: int = 256) -> bytes:
-    """A small JPEG file of an image.
+    """Make a small JPEG file of an image.
 
     Args:
         pixels: Grey, uint8 [H, W].

@@ -1,4 +1,4 @@
-"""Jobs that run at the same time, for what NumPy, Pillow and the codecs do without the interpreter's lock."""
+"""Jobs that run in parallel threads, for work that NumPy, Pillow and the codecs do without the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 
 def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
-    """Run jobs by at most `threads` threads, which end with this call. Returns their results in order."""
+    """Run jobs in at most `threads` threads, which end with this call. Returns the results in order."""
     if threads == 1 or len(jobs) == 1:
         return [job() for job in jobs]
     with ThreadPoolExecutor(min(threads, len(jobs)), thread_name_prefix="together") as pool:
@@ -20,7 +20,7 @@ def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
 
 @contextmanager
 def beside(threads: int, job: Callable[[], _T]) -> Iterator[Callable[[], _T]]:
-    """Run a job beside the block, if there is a second thread. Yields a function that returns the job's result."""
+    """Run a job in parallel to the block, if `threads` allows. Yields a function that returns the job's result."""
     if threads == 1:
         yield job
         return

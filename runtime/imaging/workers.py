@@ -1,7 +1,7 @@
-"""Work on many images in worker processes: enough ahead that an engine never waits, results in order.
+"""Work on many images in worker processes, far enough ahead that an engine never waits, with results in order.
 
-Decoders hold Python's lock between calls: processes scale where threads do not. They are spawned, since a fork would
-break the threads of the engine's libraries. So a script needs the usual `if __name__ == "__main__":`.
+Decoders hold Python's lock between calls, so processes scale and threads do not. Processes are spawned, because a fork
+would break the threads of the engines' libraries. So a script needs the usual `if __name__ == "__main__":`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from cbmir.process import available_threads
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
-AHEAD = 64  # items that are taken from the source ahead of the answers
+AHEAD = 64  # items taken from the source ahead of the results
 FEW = 64  # fewer items are done before processes would have started (0.2 s each)
-_KILLED, _TERMINATED = -9, -15  # exit codes: by SIGKILL, and of those that the pool ends when one has died
+_KILLED, _TERMINATED = -9, -15  # exit codes: SIGKILL, and SIGTERM, by which the pool ends the others
 
 
 def work_through(
     function: Callable[[_S], _T], items: Iterable[_S], *, workers: int | None = None
 ) -> Generator[_T | ImageError, None, None]:
-    """Yield `function` of each item, in order; an ImageError that it raises is yielded in its place.
+    """Yield `function(item)` for each item, in order; an ImageError that it raises is yielded in its place.
 
-    With 0 workers all is done in this process; None takes 0 for a few items, else as many as there are processors.
-    `function`, items and results must be picklable. The log of the workers goes to this process. They end with the
-    iterator, even one closed early. Raises UserError for a negative number, WorkerError where a process dies.
+    With 0 workers all is done in this process; None means 0 for a few items, else one worker per processor. `function`,
+    items and results must be picklable. The workers' logs go to this process. The workers end with the iterator, even
+    if it is closed early. Raises UserError for a negative number, WorkerError if a process dies.
     """
     if workers is not None and workers < 0:
         raise UserError(f"expected 0 or more worker processes, found {workers}")
@@ -67,7 +67,7 @@ def _by_processes(
         while True:
             for item in islice(items, AHEAD - len(waiting)):
                 waiting.append(pool.submit(_logged_result, function, item))
-            own |= set(multiprocessing.active_children()) - before  # some start only now
+            own |= set(multiprocessing.active_children()) - before  # some have only just started
             if not waiting:
                 return
             result, records = waiting.popleft().result()
@@ -109,7 +109,7 @@ _RECORDS: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
 
 def _start(level: int) -> None:
     """Set up a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all: the parent ends its workers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes: the parent ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     root = logging.getLogger()
     root.setLevel(level)
