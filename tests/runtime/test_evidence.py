@@ -1,4 +1,4 @@
-"""Evidence maps are exact: the cells sum to the cosine, or to the lead over the other findings."""
+"""Evidence maps are exact: the cells sum to the cosine, or to its lead over the other findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
 
 
 def test_hand_worked() -> None:
-    """Two cells in two dimensions: [3, 0] and [0, 1]; the mean is [1.5, 0.5]. Against [1, 0] only the first counts."""
+    """The cells are [3, 0] and [0, 1], with mean [1.5, 0.5]. For [1, 0] only the first one counts."""
     feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
     shares = evidence_map(feature_map, np.array([1, 0], np.float32))
     assert shares.dtype == np.float32
@@ -46,7 +46,7 @@ def test_nothing_is_evidence_of_nothing() -> None:
 
 
 def test_contrast_by_hand() -> None:
-    """The mean cell is [1.5, 0.5]; Mass has [1, 0], the others' mean is [0, 0.5]."""
+    """The mean cell is [1.5, 0.5]; Mass is [1, 0], and the mean of the others is [0, 0.5]."""
     feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
     vectors = {"Effusion": [0, 1], "Mass": [1, 0], "Nodule": [0, 0]}
     shares = contrast_map(feature_map, {name: np.array(one, np.float32) for name, one in vectors.items()}, "Mass")
@@ -57,7 +57,7 @@ def test_contrast_by_hand() -> None:
 @pytest.mark.parametrize("head", ["proxy", "linear"])
 @pytest.mark.parametrize(("counts", "negative"), [((1, 1, 1), False), ((3, 1, 2, 2), True), ((4,), False)])
 def test_contrast_is_the_map_less_the_mean_of_the_others(head: str, counts: tuple[int, ...], negative: bool) -> None:
-    """Loops over findings and cells in float64; the negative class is no finding, and no finding is left out."""
+    """Compare with loops in float64 over cells and all findings; the negative class is not a finding."""
     rng = np.random.default_rng(len(counts))
     labels = len(counts) - negative
     feature_map = np.maximum(rng.normal(size=(16, 3, 4)), 0).astype(np.float32)
@@ -101,7 +101,7 @@ def card(
 
 
 def test_a_finding_is_explained_by_its_best_proxy() -> None:
-    """One proxy for the first class, three for the second, then the negative class's, nearest but never asked."""
+    """The first class has one proxy, the second three; the negative class's proxy is nearest, but never used."""
     head = np.array([[1, 0], [0, -1], [0.6, 0.8], [-1, 0], [0, 1]], np.float32)
     vectors = finding_vectors(card("proxy", (1, 3, 1), negative=True), head, np.array([0, 1], np.float32))
     assert {name: vector.tolist() for name, vector in vectors.items()} == {

@@ -1,4 +1,4 @@
-"""Evidence over the image: where it lies, its signs, and what it sums to."""
+"""Evidence over the image: position, signs and sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbmir.demo.uploads import PICTURE_SIDE, picture_of
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.evidence import LESS, MORE, overlay, seen_box
 
-SPEC = PreprocessSpec(resize=80, crop=64)  # 8 of 80 cut off on each side
+SPEC = PreprocessSpec(resize=80, crop=64)  # 8 of 80 are cropped on each side
 
 
 def test_seen_box() -> None:
@@ -26,7 +26,7 @@ def test_signs_and_weights_by_hand() -> None:
     picture = overlay(pixels, evidence, SPEC, opacity=0.5)
     assert picture.shape == (100, 100, 3)
     assert picture.dtype == np.uint8
-    # Corners of the frame are nearest to one cell alone, where bilinear interpolation is constant.
+    # Near the corners of the frame, bilinear interpolation is constant.
     assert picture[12, 12].tolist() == np.rint(100 * 0.5 + np.array(MORE) * 0.5).tolist()
     for place, weight in (((87, 87), 0.25 / 0.35 / 2), ((12, 87), 0.05 / 0.35 / 2)):
         assert picture[place].tolist() == np.rint(100 * (1 - weight) + np.array(LESS) * weight).tolist()
@@ -35,13 +35,13 @@ def test_signs_and_weights_by_hand() -> None:
 
 
 def test_signs_are_told_without_colour() -> None:
-    """Cells of 100 pixels: + and - in the middles of the greatest differences, nothing in that of a small one."""
+    """Cells have 100 pixels: + and - are in the centres of the largest differences, and nothing in small ones."""
     evidence = np.array([[1, -1], [0.1, -0.1]], np.float32)
     picture = overlay(np.full((200, 200), 100, np.uint8), evidence, PreprocessSpec(resize=64, crop=64), opacity=0.5)
     white, black = [255, 255, 255], [0, 0, 0]
     assert picture[50, 50].tolist() == picture[50, 47].tolist() == picture[47, 50].tolist() == white
     assert picture[50, 150].tolist() == picture[50, 147].tolist() == white
-    assert picture[48, 150].tolist() == black  # a minus has no upright, and an edge for bright images
+    assert picture[48, 150].tolist() == black  # a minus has no vertical bar, and an edge for bright images
     assert picture[150, 50].max() < 200 > picture[150, 150].max()
 
 
@@ -51,7 +51,7 @@ def test_midway_is_bilinear() -> None:
     picture = overlay(pixels, evidence, PreprocessSpec(resize=64, crop=64), opacity=1)
     assert picture[50, 1].tolist() == list(MORE)
     assert picture[50, -2].tolist() == list(LESS)
-    assert picture[50, 49:51].max() <= 6  # the mean cell: the black image itself
+    assert picture[50, 49:51].max() <= 6  # the mean cell: only the black image
     assert (np.diff(picture[50, 1:50, 0].astype(int)) <= 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Cells of a region, and the vector made of them: by hand, and against the embedding."""
+"""Cells of a region, and their vector: by hand, and against the embedding."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_spaces_around_a_patient_id_do_not_count(finder: Finder, tiny_manifest: 
 def test_every_patient_of_the_same_file_is_left_out(
     finder: Finder, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same file under two patients, and under none: a data set's mistake, in a gallery of an earlier cbmir."""
+    """A faulty data set has the same file under two patients and without a patient, in a gallery of an older cbmir."""
     gallery = finder.gallery
     assert gallery is not None
     labels: dict[str, int | None] = {"Effusion": 1}
@@ -164,7 +164,7 @@ def test_the_patient_of_a_dicom_file_is_left_out(finder: Finder, monkeypatch: py
     assert "patient_01" not in {n.patient_id for n in analysis.neighbours}
     assert len(analysis.neighbours) == 18
     assert analysis.warnings == ("Odd header.",)
-    # What is given is left out besides.
+    # The given patient is left out too.
     both = finder.analyze(pixels, k=50, patient_id="patient_02")
     assert not {"patient_01", "patient_02"} & {n.patient_id for n in both.neighbours}
     assert finder.analyze(pixels, k=50, patient_id="nobody").warnings == ("Odd header.",)
@@ -262,7 +262,7 @@ def test_neighbours_of_a_filter(finder: Finder, tiny_manifest: Path) -> None:
     asked = Filter(exclude_patients=frozenset({"patient_00"}), where="Effusion")
     analysis = finder.analyze(image(tiny_manifest, 6), k=50, filter=asked)
     assert len(analysis.neighbours) == 8 and all("Effusion" in one.labels for one in analysis.neighbours)
-    assert analysis.agreement == ()  # their labels were asked for: they say nothing about the image
+    assert analysis.agreement == ()  # filtered by label, so they say nothing about the image
     refined = finder.refine(finder.analyze(image(tiny_manifest, 6)), findings={"Effusion": 1})
     assert refined.neighbours and refined.agreement == ()
     assert not {"patient_00", "patient_03"} & {n.patient_id for n in analysis.neighbours}
@@ -278,7 +278,7 @@ def test_a_small_gallery_cannot_tell_what_is_novel(finder: Finder, make_xray: Ma
 
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray: MakeXray) -> Path:
-    """130 images of 65 patients, all of one kind: bright above, dark below."""
+    """A gallery of 130 similar images of 65 patients: bright at the top, dark at the bottom."""
     path = tmp_path_factory.mktemp("alike") / "gallery"
     ramp = np.linspace(230, 20, 64)[:, None] * np.ones((64, 64))
     crops = [np.clip(ramp + (make_xray(n) - 128.0) / 12, 0, 255).astype(np.uint8) for n in range(130)]
@@ -309,7 +309,7 @@ def test_what_is_unlike_the_gallery_is_warned_of(tiny_model: Path, alike: Path, 
 
 
 def test_novelty_does_not_depend_on_what_neighbours_are_asked_for(tiny_model: Path, alike: Path) -> None:
-    """Neither on k, nor on a filter, nor on whether the patient's own images are shown."""
+    """It depends on neither k, nor a filter, nor whether the patient's images are included."""
     with Finder.open(tiny_model, alike, threads=1) as finder:
         query = alike.parent / "0.png"
         first = finder.analyze(query, 10, patient_id="p0")
@@ -330,7 +330,7 @@ def test_novelty_does_not_depend_on_what_neighbours_are_asked_for(tiny_model: Pa
 def test_an_image_of_the_gallery_is_not_its_own_neighbour_for_novelty(
     tiny_model: Path, alike: Path, tmp_path: Path
 ) -> None:
-    """Though its patient is not known, so that nothing is left out of the neighbours."""
+    """Its patient is unknown, so no neighbours are excluded."""
     shutil.copytree(alike, tmp_path / "gallery")
     query = alike.parent / "0.png"
     with Finder.open(tiny_model, alike, threads=1) as finder:
@@ -366,7 +366,7 @@ def test_without_the_key_of_pseudonyms_a_reader_is_warned(
         assert len(analysis.neighbours) == 20
         assert ["opened without their key" in warning for warning in analysis.warnings] == [True]
         assert finder.analyze(new, 50, exclude_same_patient=False).warnings == ()
-        in_it = finder.analyze(image(tiny_manifest, 6), 50)  # its entry bears the patient's pseudonym
+        in_it = finder.analyze(image(tiny_manifest, 6), 50)  # its entry has the patient's pseudonym
         assert len(in_it.neighbours) == 18
         with pytest.raises(GalleryError, match="pseudonyms"):
             finder.analyze(new, patient_id="patient_01")

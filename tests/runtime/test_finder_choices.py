@@ -1,4 +1,4 @@
-"""What a user chooses of a finder's answer: whose thresholds decide, and the order of the neighbours."""
+"""Options of a finder's answer: the thresholds, and the order of the neighbours."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_unknown_point_is_refused(model: Path, tiny_model: Path) -> None:
 
 
 def test_findings_rank_the_whole_gallery(finder: Finder, tiny_manifest: Path, make_xray: Any) -> None:
-    """Against plain Python: Effusion and Mass are calibrated, Nodule is not; of both all images know both."""
+    """Compare with plain Python. Effusion and Mass are calibrated, Nodule is not; both labels are known for all images."""
     analysis = finder.analyze(make_xray(99), 50, rank="findings")
     assert finder.gallery is not None
     p = {f.label: f.probability for f in analysis.findings if f.probability is not None}

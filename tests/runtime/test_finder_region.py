@@ -42,7 +42,7 @@ def test_the_neighbours_are_the_nearest_to_the_region(finder: Finder, make_xray:
     np.testing.assert_array_equal(analysis.query, finder.embed_region(make_xray(99), REGION))
     assert abs(np.linalg.norm(analysis.query) - 1) < 1e-6
     assert np.linalg.norm(analysis.query - analysis.embedding) > 0.01
-    # what is said of the image is said of all of it
+    # findings, novelty and warnings are about the whole image
     assert (analysis.findings, analysis.novelty, analysis.warnings) == (whole.findings, whole.novelty, whole.warnings)
     np.testing.assert_array_equal(analysis.embedding, whole.embedding)
 
@@ -69,11 +69,11 @@ def test_a_refined_search(finder: Finder, make_xray: MakeXray) -> None:
     assert ids(after) == nearest(finder, after.query, 8)
     assert after.refinement is not None
     assert after.to_json()["refinement"] == {"alike": (alike,), "unlike": (unlike,), "findings": {"Mass": 0.5}}
-    assert after.agreement == ()  # neighbours that were chosen by Mass say nothing about it
+    assert after.agreement == ()  # neighbours chosen by Mass say nothing about it
     assert finder.refine(before, alike=[alike]).agreement
     assert (before.refinement, after.findings, after.known) == (None, before.findings, before.known)
     assert set(after.neighbour_vectors) == set(ids(after))
-    # from the first again: a step does not add to the one before unless it starts from it
+    # from the first again: a step only adds to another if it starts from it
     again = finder.refine(after, alike=[alike])
     np.testing.assert_allclose(
         again.query, (v := after.query + 0.75 * finder.gallery.vector(alike)) / np.linalg.norm(v), atol=1e-6

@@ -21,7 +21,7 @@ Xray = Callable[..., NDArray[np.uint8]]
 
 @pytest.fixture
 def gallery(tiny_gallery: Path, tmp_path: Path) -> Path:
-    """A gallery that may be replaced."""
+    """A gallery that tests may replace."""
     return Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
 
 

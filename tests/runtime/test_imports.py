@@ -1,4 +1,4 @@
-"""The runtime stays light: nothing of training or of the demo comes with it, and optional parts only when used."""
+"""The runtime stays light: it imports nothing of training or the demo, and optional parts only when used."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LATER = (
 
 
 def loaded(code: str) -> set[str]:
-    """The modules that a fresh interpreter has after some code."""
+    """The modules that a new interpreter has loaded after some code."""
     code += "; import sys; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(result.stdout.split())
@@ -53,7 +53,7 @@ def test_public_names() -> None:
 
 
 def test_no_library_leaves_a_trace_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
-    """ONNX Runtime and OpenVINO report to their makers where they are let: both begin with files in the home folder."""
+    """Telemetry of ONNX Runtime and OpenVINO would write files to the home folder."""
     code = (
         "import numpy as np; from cbmir.runtime import open_engine; image = np.zeros((1, 1, 32, 32), np.uint8); "
         f"[open_engine({str(tiny_model)!r}, engine=name, threads=1).run(image) for name in ('onnxruntime', 'openvino')]"

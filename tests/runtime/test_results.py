@@ -1,4 +1,4 @@
-"""The result: its JSON, and the evidence that it gives on request."""
+"""The result: its JSON, and evidence on request."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_another_operating_point_decides_again(analysis: Analysis, tiny_card: Mo
     assert [(one.predicted, one.threshold) for one in specific.findings] == [(False, 0.8), (None, None)]
     assert (specific.query_labels, specific.neighbours[0].shared) == ((), ())
     assert specific.at(card, "balanced").findings == analysis.findings
-    # labels that are known stay
+    # known labels stay
     known = replace(analysis, known=("b",)).at(card, "specific")
     assert (known.query_labels, known.neighbours[0].shared) == (("Mass",), ("Mass",))
     with pytest.raises(UserError, match="expected an operating point of this model"):
@@ -124,7 +124,7 @@ def test_another_operating_point_decides_again(analysis: Analysis, tiny_card: Mo
 
 
 def test_the_order_for_people() -> None:
-    """A score of .9 is no probability: it does not stand above a calibrated .2."""
+    """A score of .9 is not a probability: it does not rank above a calibrated .2."""
     findings = [
         Finding("Mass", 0.9, None, True, 0.5),
         Finding("Edema", 0.3, 0.2, False, 0.5),

@@ -1,4 +1,4 @@
-"""Label agreement: counts and weights, by hand."""
+"""Label agreement: counts and weights, computed by hand."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_an_entry_without_labels_knows_none() -> None:
 
 
 def test_above_chance_by_hand() -> None:
-    """Exact binomial: of 3 draws with probability 0.2, 2 or more hit with 3 * 0.04 * 0.8 + 0.008 = 0.104."""
+    """Exact binomial: 2 or more of 3 draws hit with probability 3 * 0.04 * 0.8 + 0.008 = 0.104 if one does with 0.2."""
     assert chance(2, 3, 0.2) == pytest.approx(0.104)
     assert chance(3, 3, 0.2) == pytest.approx(0.008)
     assert chance(0, 3, 0.2) == 1

@@ -1,4 +1,4 @@
-"""A refined search: Rocchio's rule by hand."""
+"""A refined search: Rocchio's rule, computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is the same patient: an id alone tells nobody apart, and two patients must never become one."""
+"""Patient matching: an id alone does not identify a patient, and two patients must never be treated as one."""
 
 from __future__ import annotations
 

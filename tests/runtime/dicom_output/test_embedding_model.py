@@ -1,4 +1,4 @@
-"""Results of a model without findings: similar images alone, and a sentence that says so."""
+"""Results of a model without findings: only similar images, and a sentence that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FHIR Bundle: valid resources, references that lead somewhere, values of the analysis, and the same again."""
+"""The FHIR Bundle: valid resources, resolvable references, values of the analysis, and stable ids."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def references(value: Any) -> Iterator[str]:
     "tags", [{}, {"PatientID": ""}, {"StudyDate": "", "Modality": None}, {"TimezoneOffsetFromUTC": "-0400"}]
 )
 def test_resources_are_valid(clinic: Any, make_radiograph: Make, tags: dict[str, Any]) -> None:
-    """By the definitions of R4B, which are R4's for these resources."""
+    """Validate with the definitions of R4B, which equal those of R4 for these resources."""
     models = pytest.importorskip("fhir.resources.R4B.bundle")
     bundle = clinic.results(make_radiograph(**tags), kinds=["fhir"]).fhir
     text = json.dumps(bundle, ensure_ascii=False, allow_nan=False)
@@ -63,7 +63,7 @@ def test_the_report(clinic: Any, bundle: dict[str, Any]) -> None:
     )
     assert report["subject"]["identifier"]["value"] == "CLINIC-0001"
     assert "assigner" not in report["subject"]["identifier"]
-    assert "Muster" not in json.dumps(bundle)  # the patient is known by the identifier
+    assert "Muster" not in json.dumps(bundle)  # the patient is only referred to by identifier
 
 
 def test_findings(clinic: Any, bundle: dict[str, Any]) -> None:

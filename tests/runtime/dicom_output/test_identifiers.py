@@ -1,4 +1,4 @@
-"""UIDs and case ids: the same again for the same, others for others, and nothing to be read from them."""
+"""UIDs and case ids: reproducible, distinct for different inputs, and without readable content."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") ->
 
 
 def test_uids_are_made_of_what_they_name() -> None:
-    """Of the patient and the study as well: an archive that corrects them gets a result of its own."""
+    """They also depend on patient and study: if an archive corrects these, it gets a separate result."""
     uid = result_uid(source(), "aa", "abc", "sr")
     assert uid == result_uid(source(), "aa", "abc", "sr") == "2.25.7913788055758722148799706716505582928"
     others = [

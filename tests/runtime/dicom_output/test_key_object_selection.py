@@ -1,4 +1,4 @@
-"""The selection of the patient's own priors: which are marked, and its copies in their studies."""
+"""The selection of the patient's priors: which are marked, and the copies in their studies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cbmir.runtime.dicom_output import make_results
 pytest.importorskip("highdicom")
 Make = Callable[..., bytes]
 IMAGE = "1.2.826.0.1.1.11.3"
-PRIORS = {f"1.2.826.0.1.1.{number}.3" for number in (1, 2, 3, 4)}  # not that of 2022
+PRIORS = {f"1.2.826.0.1.1.{number}.3" for number in (1, 2, 3, 4)}  # not the one from 2022
 
 
 def written(dataset: Dataset) -> Dataset:
@@ -94,7 +94,7 @@ def test_each_study_has_a_copy_that_knows_the_others(clinic: Any) -> None:
 
 
 def test_without_copies_it_stands_alone(clinic: Any, errors_of: Callable[..., list[str]], tmp_path: Path) -> None:
-    """And names no copies that are nowhere."""
+    """It does not refer to copies that do not exist."""
     results = clinic.results(kinds=["kos"], copies=False)
     assert [name for name, _ in results.named()] == ["kos"]
     assert marked(results.kos) == marked(clinic.results(kinds=["kos"]).kos)
@@ -112,7 +112,7 @@ def test_no_priors(clinic: Any, make_radiograph: Make, tiny_model: Path) -> None
     results = clinic.results(make_radiograph(PatientID="NOBODY"), kinds=["kos"])
     assert results.kos is None and results.datasets() == []
     assert "not known" in no_selection(clinic.results(make_radiograph(PatientID=""), kinds=["kos"]))
-    first = make_radiograph(StudyDate="20090101")  # before all others
+    first = make_radiograph(StudyDate="20090101")  # older than all others
     assert clinic.results(first, kinds=["kos"]).kos is None
     with Finder.open(tiny_model, threads=1) as finder:
         results = make_results(clinic.image, finder.analyze(clinic.image), finder, kinds=["kos"])
@@ -132,11 +132,11 @@ def test_an_image_of_the_gallery_is_not_its_own_prior(clinic: Any) -> None:
         {"PatientSex": "M"},
         {"PatientBirthDate": "", "PatientName": "Muster^Max"},
         {"PatientBirthDate": None, "PatientName": None},
-        {"PatientName": "Muster^Max"},  # among the many of one id, some were born on one day
+        {"PatientName": "Muster^Max"},  # many share this id, and some the birth date
     ],
 )
 def test_another_patient_of_the_same_id_is_no_prior(clinic: Any, make_radiograph: Make, tags: dict[str, str]) -> None:
-    """An id alone tells nobody apart: UNKNOWN is one."""
+    """An id alone does not identify a patient: it may be UNKNOWN."""
     warning = no_selection(clinic.results(make_radiograph(**tags), kinds=["kos"]))
     assert "5 image(s) of this patient" in warning and "do not name the same patient" in warning
 
@@ -144,7 +144,7 @@ def test_another_patient_of_the_same_id_is_no_prior(clinic: Any, make_radiograph
 @pytest.mark.parametrize(
     "tags",
     [
-        {"IssuerOfPatientID": "ELSEWHERE"},  # the gallery's files state none
+        {"IssuerOfPatientID": "ELSEWHERE"},  # the gallery's files have none
         {"PatientName": None},
         {"PatientBirthDate": "19000101"},  # is unknown
         {"PatientBirthDate": "", "PatientName": "MUSTER^ERIKA^^"},
@@ -155,7 +155,7 @@ def test_what_the_files_do_not_state_tells_nothing(clinic: Any, make_radiograph:
 
 
 def test_priors_that_cannot_be_read_are_counted(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
-    """One file was deleted, one is of another image now; one is a picture."""
+    """One file was deleted, one was replaced by another image, and one is not DICOM."""
     table = read_manifest(clinic.folder / "manifest.csv")
     rows = []
     for row in table.rows[:5]:

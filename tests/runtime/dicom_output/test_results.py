@@ -1,4 +1,4 @@
-"""All kinds together: valid by dciodvfy for every readable file, stored and read again, without a word of others."""
+"""All kinds of results: valid by dciodvfy for every readable file, also when read back, and without others' data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytest.importorskip("highdicom")
 Make = Callable[..., bytes]
 Check = Callable[[Dataset, Path], list[str]]
 
-#: Of ../shared/dicom, as the table in test_dicom_real_files.py has them.
+#: Files of ../shared/dicom, as in the table in test_dicom_real_files.py.
 READABLE = (
     "chest_canon_j2k_lossless_mono1_12bit_fixed.dcm", "chest_mono1_10bit_explicit.dcm",
     "chest_mono1_10bit_no_preamble_no_meta.dcm", "chest_rg1_j2k_lossy_mono1_15bit.dcm",
@@ -91,7 +91,7 @@ def test_every_readable_file_gives_valid_objects(
     ],
     ids=["plain", "utf-8", "japanese", "missing", "empty", "not allowed", "numbers", "private class", "capture"],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore::UserWarning")  # pydicom's, of what is written on purpose
+@pytest.mark.filterwarnings("ignore::UserWarning")  # from pydicom, about values written on purpose
 def test_unusual_sources_give_valid_objects(
     tags: dict[str, Any], clinic: Any, make_radiograph: Make, errors_of: Check, tmp_path: Path
 ) -> None:
@@ -130,14 +130,14 @@ def test_every_set_of_labels_gives_valid_objects(
 
 
 def everything(results: Results) -> bytes:
-    """All bytes that leave, pixels apart."""
+    """All bytes of the results."""
     return b"".join(map(file_bytes, results.datasets())) + json.dumps(results.fhir).encode()
 
 
 def test_nothing_of_other_patients_is_in_any_result(clinic: Any) -> None:
     results = clinic.results(kinds=KINDS, k=17)
     found = everything(results)
-    assert len(clinic.finder.analyze(clinic.image, 17).neighbours) == 12  # all others
+    assert len(clinic.finder.analyze(clinic.image, 17).neighbours) == 12  # all other patients' images
     assert b"CLINIC-0001" in found and b"case-" in found
     for secret in clinic.secrets:
         for text in (secret, secret.lower(), secret.title()):
@@ -170,7 +170,7 @@ def test_many_threads(clinic: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(lambda _: clinic.results(kinds=KINDS), range(4)))
     for results in together:
-        np.testing.assert_array_equal(results.sc.pixel_array[:1100], alone[:1100])  # below is the time
+        np.testing.assert_array_equal(results.sc.pixel_array[:1100], alone[:1100])  # the time is printed below
         assert len(results.sr.ContentSequence) == len(together[0].sr.ContentSequence)
 
 
@@ -205,7 +205,7 @@ def test_warming_up_finds_every_kind() -> None:
 
 @pytest.mark.release
 def test_what_is_warm_imports_nothing_more(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
-    """In a process of its own, which has imported nothing yet."""
+    """Run in a new process, which has imported nothing yet."""
     (tmp_path / "chest.dcm").write_bytes(clinic.image)
     code = (
         "import sys\nfrom pathlib import Path\n"

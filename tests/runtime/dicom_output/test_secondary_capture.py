@@ -1,4 +1,4 @@
-"""The page: what its pixels show, for few and many labels, and the object around them."""
+"""The secondary capture: the content of its page, for few and many labels, and the DICOM object."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def written(dataset: Dataset) -> Dataset:
 
 @pytest.fixture
 def texts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
-    """What is written on a page, with its right and lower edge."""
+    """The texts on a page, with their right and lower edges."""
     found: list[tuple[int, int, str]] = []
     draw = secondary_capture.ImageDraw.ImageDraw.text
 
@@ -81,7 +81,7 @@ def test_it_says_what_was_found(clinic: Any, texts: list[tuple[int, int, str]]) 
     for finding in analysis.findings:
         assert finding.label in said and f"{finding.score:.2f}" in said
     assert sum(text.startswith("case-") for text in said) == 10
-    assert sum(text.startswith("Effusion, Nodule (unc") for text in said) == 10  # cut, where there are two columns
+    assert sum(text.startswith("Effusion, Nodule (unc") for text in said) == 10  # cut to fit in two columns
     assert "nearest of 17 images in the gallery" in said
     assert not any("Muster" in text or "CLINIC" in text or "ROEBUCK" in text for text in said)
 
@@ -90,7 +90,7 @@ def test_it_says_what_was_found(clinic: Any, texts: list[tuple[int, int, str]]) 
 def test_a_name_in_the_images_pixels_is_told(
     clinic: Any, make_radiograph: Make, errors_of: Callable[..., list[str]], tmp_path: Path, burned_in: str | None
 ) -> None:
-    """As on digitised films: the page shows them. Where the image does not say, they may be there."""
+    """As on digitised films: the page shows them. If the image does not say, it may have them."""
     results = clinic.results(make_radiograph(BurnedInAnnotation=burned_in), kinds=["sc"])
     assert results.sc.BurnedInAnnotation == (burned_in or "YES")
     assert any("BurnedInAnnotation" in warning for warning in results.warnings) is (burned_in == "YES")

@@ -1,4 +1,4 @@
-"""What results take over from an image: strange values are left out with a warning, names go through unharmed."""
+"""Values that results copy from an image: invalid ones are left out with a warning, names stay unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_is_missing_is_empty(make_radiograph: Make) -> None:
     assert (source.number, source.modality, source.burned_in) == (1, "OT", "")
 
 
-#: Tag and VR as Explicit VR Little Endian has them.
+#: Bytes of tag and VR in Explicit VR Little Endian.
 TAGS = {
     "SOPClassUID": b"\x08\0\x16\0UI", "SOPInstanceUID": b"\x08\0\x18\0UI", "StudyInstanceUID": b"\x20\0\x0d\0UI",
     "SeriesInstanceUID": b"\x20\0\x0e\0UI",
@@ -59,7 +59,7 @@ TAGS = {
 @pytest.mark.parametrize("keyword", ["SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID"])
 def test_a_uid_must_be_there(make_radiograph: Make, keyword: str) -> None:
     data = make_radiograph()
-    at = data.rindex(TAGS[keyword])  # beyond the file meta
+    at = data.rindex(TAGS[keyword])  # after the file meta
     length = int.from_bytes(data[at + 6 : at + 8], "little")
     emptied = data[: at + 6] + b"\0\0" + data[at + 8 + length :]
     for damaged in (emptied, data[: at + 8] + b"x" * length + data[at + 8 + length :]):
@@ -72,7 +72,7 @@ def test_another_format_is_refused() -> None:
         read(b"\x89PNG\r\n\x1a\n" + bytes(200))
 
 
-@pytest.mark.filterwarnings("ignore")  # pydicom's, of what is written here on purpose
+@pytest.mark.filterwarnings("ignore")  # from pydicom, about values written on purpose
 @pytest.mark.parametrize(
     ("keyword", "value"),
     [
@@ -86,7 +86,7 @@ def test_another_format_is_refused() -> None:
         ("StudyTime", "half past"),
         ("PatientID", ["two", "ids"]),
         ("StudyID", "a\tb"),
-        ("PatientName", "\u30e4\u30de\u30c0"),  # with no character set that could hold it
+        ("PatientName", "\u30e4\u30de\u30c0"),  # without a character set that has these letters
         ("TimezoneOffsetFromUTC", "CET"),
     ],
 )
@@ -133,7 +133,7 @@ def test_the_real_japanese_header(shared: Path) -> None:
 
 def test_damaged_headers_give_typed_errors(make_radiograph: Make) -> None:
     whole = make_radiograph(SpecificCharacterSet="ISO_IR 100")
-    end = whole.index(b"\x28\0\x02\0")  # where the pixels' description begins
+    end = whole.index(b"\x28\0\x02\0")  # start of the pixels' description
     rng = np.random.default_rng(0)
     refused = 0
     for _ in range(500):

@@ -1,4 +1,4 @@
-"""The SR, written, read back by pydicom and highdicom's own tools, and compared with the analysis."""
+"""The SR, written, read back with pydicom's and highdicom's tools, and compared with the analysis."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_times_are_in_the_images_time_zone(clinic: Any, make_radiograph: Make) -
     ["1.2.840.10008.5.1.4.1.1.1.1", "1.2.840.10008.5.1.4.1.1.7", "1.2.840.113619.4.26"],
 )
 def test_sources_of_other_classes(clinic: Any, make_radiograph: Make, sop_class: str) -> None:
-    """Digital X-ray for presentation, Secondary Capture, and a private class."""
+    """They are Digital X-ray for presentation, Secondary Capture, and a private class."""
     report = written(clinic.results(make_radiograph(SOPClassUID=sop_class)).sr)
     (study,) = report.CurrentRequestedProcedureEvidenceSequence
     assert study.ReferencedSeriesSequence[0].ReferencedSOPSequence[0].ReferencedSOPClassUID == sop_class
@@ -215,7 +215,7 @@ def test_sources_of_other_classes(clinic: Any, make_radiograph: Make, sop_class:
 
 
 def test_another_image_of_the_same_uid_has_a_report_of_its_own(clinic: Any, make_radiograph: Any) -> None:
-    """A broken sender's: neither report replaces the other. The same pixels under a corrected header do replace it."""
+    """A faulty sender reuses a UID: neither report replaces the other. The same pixels with a new header do."""
     image, other = dcmread(io.BytesIO(clinic.image)), dcmread(io.BytesIO(clinic.image))
     other.PixelData = bytes(reversed(other.PixelData))
     image.StudyDescription = "corrected"

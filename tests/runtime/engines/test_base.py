@@ -1,4 +1,4 @@
-"""What was freed is the system's again."""
+"""Freed memory is returned to the system."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cbmir.runtime.engines.base import give_back_freed_memory
 
 
 def resident() -> int:
-    """Bytes of the process's own memory."""
+    """Bytes of the process's private memory."""
     found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found
     return 1024 * int(found[1])
@@ -21,7 +21,7 @@ def resident() -> int:
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's own")
 def test_freed_memory_is_given_back() -> None:
-    """Small pieces below one that is kept are not given back by freeing them alone."""
+    """Freeing alone does not return small pieces below one that is kept."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
         ctypes.c_void_p,

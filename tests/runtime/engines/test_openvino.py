@@ -1,4 +1,4 @@
-"""OpenVINO: answers as ONNX Runtime does, refuses what does not belong together, and tells no one."""
+"""OpenVINO: answers like ONNX Runtime, refuses files that do not belong together, and sends no telemetry."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def batch() -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="module")
 def float_xml(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """The tiny model as .xml and .bin, in float32, which any processor runs. Read only."""
+    """The tiny model as .xml and .bin, in float32, which any processor runs. Read-only."""
     return as_xml(tiny_model, tmp_path_factory.mktemp("xml") / "model.xml")
 
 
 def as_xml(onnx: Path, path: Path, **metadata: str | None) -> Path:
-    """The graph of an ONNX file as it is, with the check of its weights; `metadata` changes or leaves out an entry."""
+    """Convert an ONNX file, adding the SHA-256 of the weights; `metadata` changes or removes entries."""
     model = ov.Core().read_model(onnx)
     kept = {key: value.astype(str) for key, value in model.rt_info["framework"].items()}
     ov.serialize(model, path)
@@ -99,7 +99,7 @@ def test_bfloat16_is_what_the_card_asks_for(tmp_path: Path, tiny_model: Path, ba
         assert engine.health().precision == "bfloat16"
     assert (expected.embedding * found.embedding).sum(axis=1).min() > 0.9999
     difference = np.abs(expected.embedding - found.embedding).max()
-    assert 1e-5 < difference < 1e-2  # it does round
+    assert 1e-5 < difference < 1e-2  # it does round to bfloat16
 
 
 def test_bfloat16_is_not_emulated(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_the_model_is_let_go_once_all_is_compiled(mode: Mode, tiny_model: Path, 
 
 
 def test_another_precision_than_asked_for_is_an_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor without half precision would compute in f32 in silence, so the answer is replaced."""
+    """A processor without half precision would silently compute in f32, so OpenVINO's answer is replaced."""
 
     class Compiled:
         def __init__(self, compiled: Any) -> None:
@@ -243,7 +243,7 @@ def test_a_closed_engine_says_so(tiny_model: Path, batch: NDArray[np.uint8]) -> 
 
 
 def test_two_models_share_a_cache(tmp_path: Path, make_tiny_model: Make, batch: NDArray[np.uint8]) -> None:
-    """Two models of one shape in one folder of compiled models gave each other's answers elsewhere."""
+    """Two models of one shape must not get each other's compiled model from a shared cache."""
     models = [make_tiny_model(tmp_path / f"{seed}.onnx", seed=seed) for seed in (0, 1)]
     for _ in range(2):  # the second time from the cache
         for path in models:
@@ -261,7 +261,7 @@ def test_openvino_is_imported_without_its_telemetry(tmp_path: Path, tiny_model: 
     )
     environment = os.environ | {"HOME": str(tmp_path)}
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
-    assert list(tmp_path.iterdir()) == []  # where it would keep an identifier
+    assert list(tmp_path.iterdir()) == []  # telemetry would write an identifier there
 
 
 def test_modules_are_hidden_by_one_thread_at_a_time() -> None:
@@ -279,7 +279,7 @@ def test_modules_are_hidden_by_one_thread_at_a_time() -> None:
     assert importlib.import_module("json").loads("1") == 1
 
 
-#: Eight threads ask for the first type at once, and take turns as often as Python lets them.
+#: Eight threads request the first type at the same time, and switch as often as Python allows.
 _AT_ONCE = """
 import sys, threading
 from cbmir.runtime.engines.openvino import import_openvino
@@ -301,6 +301,6 @@ for thread in threads:
 
 
 def test_the_first_inferences_of_several_threads_do_not_wait_for_each_other(openvino: ModuleType) -> None:
-    """Without the mend 14 of 15 such processes hang, so three pass by chance once in three thousand."""
+    """Without the fix 14 of 15 such processes hang, so three pass by chance once in three thousand runs."""
     for _ in range(3):
         subprocess.run([sys.executable, "-c", _AT_ONCE], check=True, timeout=60)

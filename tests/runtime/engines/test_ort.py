@@ -1,4 +1,4 @@
-"""The engine: what it computes, how it uses threads and processes, and what it refuses."""
+"""The ONNX Runtime engine: results, use of threads and processes, and refusals."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def batch() -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def test_outputs_follow_the_method(tiny_model: Path, batch: np.ndarray) -> None:
-    """The embedding is the normed mean of the feature map; a score is the best proxy's Gaussian similarity."""
+    """The embedding is the normalised mean of the feature map; a score is the best proxy's Gaussian similarity."""
     with open_engine(tiny_model, threads=1) as engine:
         outputs = engine.run(batch[:5], feature_map=True)
         card, head = engine.card, engine.head.astype(np.float64)
@@ -108,7 +108,7 @@ def test_health_tells_what_runs(tiny_model: Path) -> None:
 
 
 class Recorder(Engine):
-    """An engine that notes the size of each piece and the threads that its runner was opened for."""
+    """An engine that records the size of each piece and the threads of its runner."""
 
     def __init__(self, threads: int, mode: Mode, card: ModelCard) -> None:
         super().__init__(card, np.zeros((8, 8), np.float32), threads=threads, mode=mode)
@@ -151,7 +151,7 @@ def test_health_tells_the_mode_that_runs(threads: int, mode: Mode, runs: Mode, t
 
 
 def test_a_batch_under_way_ends_as_ever_when_the_engine_is_closed(tiny_card: ModelCard) -> None:
-    """The first image's runner lets another thread close the engine, while thousands are yet to be submitted."""
+    """During the first image another thread closes the engine, before thousands of images are submitted."""
     closing: list[threading.Thread] = []
 
     class Closed(Recorder):
@@ -286,7 +286,7 @@ def test_wrong_options_are_refused(tmp_path: Path, tiny_model: Path, options: di
 
 
 def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime with CUDA, on a machine without a driver, either raises or goes on without CUDA: never silently."""
+    """Without a driver, ONNX Runtime with CUDA raises or continues on the CPU; the engine never does so silently."""
     import onnxruntime
 
     real = onnxruntime.InferenceSession

@@ -1,4 +1,4 @@
-"""Which file is opened by which engine, and that what was asked for is what runs."""
+"""The choice of file and engine; a requested engine is the one that runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Opened = list[tuple[str, str]]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
-    """Let only these engines work here, and note which file is opened by which."""
+    """Let only these engines work here, and record which engine opens which file."""
 
     def only(*engines: str) -> Opened:
         opened: Opened = []
@@ -47,7 +47,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
 
 @pytest.fixture
 def folder(tmp_path: Path, tiny_model: Path) -> Path:
-    """An export's folder with a file of each kind (all of them the tiny model: only their names count here)."""
+    """An export folder with a file of each kind (all contain the tiny model: only the names matter here)."""
     path = tmp_path / "models"
     path.mkdir()
     for end in (".onnx", ".fp16.onnx", ".int8.onnx", ".openvino-bf16.xml", ".openvino-int8.xml", ".sm86.plan"):

@@ -1,5 +1,5 @@
-"""The engine for TensorRT plans. The refusals are real; what needs a GPU runs on a fake of TensorRT and CUDA, whose
-memory is the host's, and whose "plan" is a few lines of NumPy."""
+"""The engine for TensorRT plans. Refusals are real; tests that need a GPU use a fake of TensorRT and CUDA with host
+memory, where the "plan" is a few lines of NumPy."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ Status = IntEnum("Status", {"cudaSuccess": 0, "cudaErrorMemoryAllocation": 2})
 
 
 class FakeCuda:
-    """`cuda.bindings.runtime` as far as the engine uses it. What is on the stream happens at once, or is recorded by a
-    capture. `failing` maps a function to the number of its call that fails, 0 for every one."""
+    """The part of `cuda.bindings.runtime` that the engine uses. Work on the stream runs immediately, or is recorded by
+    a capture. `failing` maps a function to the index of the call that fails, or 0 for every call."""
 
     def __init__(self) -> None:
         self.cudaMemcpyKind = SimpleNamespace(cudaMemcpyHostToDevice=1, cudaMemcpyDeviceToHost=2)
@@ -54,7 +54,7 @@ class FakeCuda:
         self.calls: Counter[str] = Counter()
         self.copied: Counter[int] = Counter()
         self.failing: dict[str, int] = {}
-        self.live: dict[int, Any] = {}  # what has been made and not been freed
+        self.live: dict[int, Any] = {}  # created and not yet freed
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.recording: list[Callable[[], None]] | None = None
 
@@ -166,7 +166,7 @@ def view(address: int, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 
 class FakeTensorRt:
-    """The module of TensorRT, of its runtime alone, and the one engine that it makes."""
+    """TensorRT's module, its runtime and its only engine in one object."""
 
     __version__ = "1.2.3"
     DynamicShapesKernelSpecializationStrategy = SimpleNamespace(EAGER="eager")
@@ -204,7 +204,7 @@ class FakeTensorRt:
 
 @pytest.fixture
 def plan_file(tiny_model: Path, tmp_path: Path) -> Path:
-    """A plan for sm86 of the fake TensorRT, by its sidecar, with batches up to 16."""
+    """A plan of the fake TensorRT, for sm86 and batches up to 16 according to its sidecar."""
     path = tmp_path / "model.sm86.plan"
     path.write_bytes(b"a plan")
     with open_engine(tiny_model, threads=1) as engine:
@@ -251,8 +251,8 @@ def test_fixed_batches_are_captured_once_and_replayed(fake: FakeTensorRt, plan_f
         assert engine.health().warnings == ()
     assert calls["cudaStreamBeginCapture"] == calls["cudaGraphInstantiate"] == 2
     assert calls["cudaGraphLaunch"] == 5
-    assert fake.executed == [1, 1, 16, 16, 5, 7]  # each captured size once to set up and once to capture
-    # One context for each captured size, with its kernels compiled at once, and one for all others.
+    assert fake.executed == [1, 1, 16, 16, 5, 7]  # each captured size runs once to set up and once to capture
+    # One context per captured size, with specialised kernels, and one for all other sizes.
     assert [hasattr(context.config, "dynamic_shapes_kernel_specialization_strategy") for context in fake.contexts] == [
         True, True, False,
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What can run here: found out by running it, never raised, and ONNX Runtime's providers told what they should be."""
+"""Probing engines by running them, without raising, and the options of ONNX Runtime's providers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbmir.runtime.engines.registry import probe, why_not
 
 
 def fake_ort(session: Callable[..., Any]) -> SimpleNamespace:
-    """An ONNX Runtime that lists CUDA, and makes sessions by a function of the provider."""
+    """A fake ONNX Runtime that lists CUDA, and creates sessions with a function of the provider."""
     return SimpleNamespace(
         get_available_providers=lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"],
         SessionOptions=SimpleNamespace,
@@ -125,7 +125,7 @@ def test_a_flavour_that_is_absent_or_broken_is_told(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("status", [0, 100])
 def test_the_gpu_is_described_by_its_driver(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A driver that answers as CUDA's does, by pointers; 100 is CUDA_ERROR_NO_DEVICE."""
+    """The fake driver returns values through pointers, as CUDA's does; 100 is CUDA_ERROR_NO_DEVICE."""
 
     class Driver:
         def cuInit(self, flags: int) -> int:  # noqa: N802  the names are CUDA's
@@ -197,7 +197,7 @@ def test_tensorrt_keeps_engines_and_timings_in_the_cache(tmp_path: Path) -> None
 def test_a_gpu_session_gets_its_options_and_one_cache_a_model(
     mode: Any, tiny_model: Path, make_tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime with TensorRT, played by its CPU: the sessions are real, their list of providers is not."""
+    """The CPU stands in for TensorRT: the sessions are real, their list of providers is not."""
     import onnxruntime
 
     given: list[list[tuple[str, dict[str, str]]]] = []

@@ -1,4 +1,4 @@
-"""Codes of cells: what they hold, the best-matching window against brute force, and a gallery that keeps them."""
+"""Codes of cells: their values, the best-matching window against brute force, and galleries with cells."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Maps = NDArray[np.float32]
 
 @pytest.fixture(scope="module")
 def maps() -> Maps:
-    """Cells that differ in 6 directions of 40."""
+    """Cells that vary in 6 of 40 directions."""
     rng = np.random.default_rng(0)
     directions, mean = rng.normal(size=(6, 40)), rng.normal(size=40)
     cells = np.einsum("nkhw,kd->ndhw", rng.normal(size=(50, 6, 5, 4)), directions) + mean[:, None, None]
@@ -40,7 +40,7 @@ def codes_of(gallery: Gallery, ids: Sequence[str]) -> NDArray[np.int8]:
 
 
 def windows(cells: NDArray[np.float64], rows: int, columns: int) -> NDArray[np.float64]:
-    """The mean of every window of cells [h, w, D], one by one: [h', w', D]."""
+    """The means [h', w', D] of all windows of cells [h, w, D], computed one by one."""
     height, width, _ = cells.shape
     return np.array([
         [cells[y : y + rows, x : x + columns].mean(axis=(0, 1)) for x in range(width - columns + 1)]
@@ -126,7 +126,7 @@ def test_a_search_by_region_is_ranked_by_the_places(
         decoded = dict(zip(gallery.ids(), every, strict=True))
         best, corners = {}, {}
         for id, cells in decoded.items():
-            means = windows(cells, 4, 4)  # of the crop, which is 84% of a side: 3.8 cells
+            means = windows(cells, 4, 4)  # the region has 3.8 cells of the crop, which is 84% of a side
             every = means @ analysis.query / np.linalg.norm(means, axis=-1)
             best[id], corners[id] = every.max(), np.unravel_index(every.argmax(), every.shape)
         assert [one.id for one in analysis.neighbours] == sorted(best, key=lambda id: -best[id])[:6]
@@ -140,7 +140,7 @@ def test_a_search_by_region_is_ranked_by_the_places(
         refined = finder.refine(analysis, findings={"Mass": 0.5}, k=3)
         assert all(one.place for one in refined.neighbours)
         assert analysis.to_json()["neighbours"][0]["place"] == list(analysis.neighbours[0].place or ())
-        # without a region, and without cells, nothing is ranked again
+        # without a region or without cells, nothing is reranked
         for other in (finder.analyze(make_xray(99), 6), plain.analyze(make_xray(99), 6, region=region)):
             assert [one.place for one in other.neighbours] == [None] * 6
         assert finder.analyze(make_xray(99), 0, region=region).neighbours == ()
@@ -149,7 +149,7 @@ def test_a_search_by_region_is_ranked_by_the_places(
 
 
 def test_the_place_of_a_bright_patch(tiny_model: Path, tmp_path: Path) -> None:
-    """A patch at the right of the query lies at the left below in the gallery's image."""
+    """A patch on the right of the query is at the lower left of the gallery's image."""
 
     def picture(left: int, top: int) -> NDArray[np.uint8]:
         pixels = np.random.default_rng(1).integers(90, 110, (256, 256)).astype(np.uint8)
@@ -178,7 +178,7 @@ def test_an_image_that_is_removed_meanwhile(
     built: Path, tiny_model: Path, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Hits and the codes that rank them are of one moment."""
+    """Hits and the codes that rank them come from one snapshot."""
     shutil.copytree(built, tmp_path / "copy")
     with Finder.open(tiny_model, tmp_path / "copy", threads=1) as finder, Gallery.open(tmp_path / "copy") as writer:
         assert finder.gallery is not None

@@ -1,4 +1,4 @@
-"""A snapshot that follows a store by differences is what the store holds, whatever was written."""
+"""A snapshot that follows a store by differences always equals the store's content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def as_dict(rows: Columns) -> dict[int, tuple[Any, ...]]:
 
 
 def assert_same(snapshot: Snapshot, reader: Reader) -> None:
-    """The same rows by every way of looking at them."""
+    """Check that all accessors return the same rows."""
     expected = whole(reader).base
     blocks = list(snapshot.blocks())
     found = Columns.joined([Columns.empty(3, 8), *blocks])
@@ -74,7 +74,7 @@ def test_rows_of_the_store(store: Gallery, make_entries: Make, make_vectors: Mak
 def test_a_snapshot_follows_what_is_written(
     store: Gallery, make_entries: Make, make_vectors: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Random writes, several between two looks; entries of the base and of the tail change and go."""
+    """Several random writes happen between two checks; entries of base and tail change and are removed."""
     monkeypatch.setattr("cbmir.runtime.gallery.columns._BLOCK", 8)
     rng = np.random.default_rng(seed)
     with store.reading() as reader:
@@ -112,7 +112,7 @@ def test_an_earlier_snapshot_stays_as_it_was(store: Gallery, make_entries: Make,
         after = refreshed(before, reader)
     assert after is not None and len(after) == COUNT and after.holds_removed
     assert len(before) == COUNT and before.live is None and len(before.tail) == 0
-    assert after.base is before.base  # which may be mapped, and large
+    assert after.base is before.base  # not copied: it may be mapped and large
 
 
 def test_what_is_not_known_any_more_is_read_anew(store: Gallery) -> None:

@@ -1,4 +1,4 @@
-"""Ids of a gallery's images: short, and each for one image alone."""
+"""Ids of a gallery's images: short and unique."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_the_same_file_twice_is_refused() -> None:
 
 @pytest.mark.slow
 def test_ids_of_a_data_set_as_large_as_chexpert() -> None:
-    """Every file of CheXpert has one of a few names: 32 bits of a digest were not enough to tell 188,000 apart."""
+    """CheXpert's files have only a few names: 32 bits of a digest were not enough to distinguish 188,000 of them."""
     paths = [
         f"/data/CheXpert-v1.0/train/patient{n:05}/study{study}/view1_frontal.jpg"
         for n in range(47_000)

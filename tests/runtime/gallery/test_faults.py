@@ -1,7 +1,7 @@
-"""A gallery is killed at random moments, and its files are damaged at random places.
+"""Kill writers of a gallery at random times, and damage its files at random places.
 
-Killed: what was acknowledged is there, what was under way is there wholly or not at all. Damaged: the process lives,
-and every answer is the right one or an error.
+After a kill, acknowledged writes are there, and unfinished ones completely or not at all. With damage, the process does
+not crash, and every answer is correct or an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gallery_process import let_the_index_propose_all
 @pytest.fixture(autouse=True)
 def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_AND", "_AND_RANKED"):
-        monkeypatch.setattr(search, name, getattr(search, name))  # to be put back
+        monkeypatch.setattr(search, name, getattr(search, name))  # restored at the end
     let_the_index_propose_all()
 
 
@@ -52,7 +52,7 @@ def test_a_build_that_is_killed_at_60_moments_is_whole_or_not_there(server: Serv
 
 @pytest.fixture(scope="module")
 def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a killed process leaves a gallery: derived files, of a while ago; and a log with the latest writes."""
+    """A gallery as a killed process leaves it: with older derived files, and a log with the latest writes."""
     folder = tmp_path_factory.mktemp("faults") / "undamaged"
     make_undamaged(folder)
     assert list(folder.glob("derived-*/index.usearch"))

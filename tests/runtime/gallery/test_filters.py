@@ -1,4 +1,4 @@
-"""Filters against what each entry says, and expressions of labels against three-valued logic."""
+"""Filters against the values of entries, and label expressions against three-valued logic."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNKNOWN = -2
 
 
 class FakeMeta:
-    """Patients and studies p1, p2, … and s1, s2, … by their numbers."""
+    """Metadata with patients p1, p2, … and studies s1, s2, …, whose numbers are in their names."""
 
     labels = LABELS
 
@@ -54,7 +54,7 @@ def passing(own: Columns, wanted: Filter) -> list[int]:
     [
         ("Effusion", EFFUSION),
         (" effusion ", EFFUSION),
-        ("'Pleural Effusion'", EFFUSION),  # what CheXpert calls it
+        ("'Pleural Effusion'", EFFUSION),  # CheXpert's name
         ('"Lung Opacity"', OPACITY),
         ("lung opacity", OPACITY),
         ("pleural thickening", HasLabel(3)),
@@ -107,7 +107,7 @@ def test_many_nots_are_no_trouble() -> None:
 
 
 def random_expression(rng: np.random.Generator, depth: int) -> tuple[str, Any]:
-    """A text, and a function from an entry's labels to True, False or None (unknown): Kleene's logic."""
+    """A text, and its value in Kleene's logic: a function from labels to True, False or None (unknown)."""
     kind = rng.integers(4) if depth else 0
     if kind == 0:
         at = int(rng.integers(len(LABELS)))
@@ -150,7 +150,7 @@ def test_patients_and_studies(few: bool) -> None:
         if f"p{patient}" not in patients and study != 7
     ]
     assert found == expected
-    assert 0 in own.patients[np.isin(own.numbers, found)]  # entries whose patient is not known stay
+    assert 0 in own.patients[np.isin(own.numbers, found)]  # entries without a patient stay
 
 
 def test_only_these_patients() -> None:

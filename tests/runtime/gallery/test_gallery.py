@@ -1,4 +1,4 @@
-"""What goes into a gallery comes out, all or nothing, and nothing of what was removed."""
+"""Reading back what was written to a gallery, transactions, and complete removal."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_removing_by_id_patient_and_study(store: Gallery) -> None:
 
 
 def test_a_study_of_one_patient_does_not_take_anothers_along(store: Gallery, make_vectors: MakeVectors) -> None:
-    """Study ids that count a patient's studies, as CheXpert's, stand for one of each patient."""
+    """Study ids may only be unique per patient, as in CheXpert."""
     entries = [Entry(f"{patient} {study} {n}", "", patient, f"study{study}")
                for patient in ("a", "b", "") for study in "12" for n in "12"]  # fmt: skip
     store.add(entries, make_vectors(12, seed=1))
@@ -220,7 +220,7 @@ def stored_bytes(folder: Path) -> bytes:
 
 
 def test_nothing_is_left_of_what_was_removed(store: Gallery, make_vectors: MakeVectors) -> None:
-    """Not a report, path, id, key, embedding or thumbnail; at once, and without anything else of the kind."""
+    """No report, path, id, key, embedding or thumbnail is left, immediately after the removal."""
     vectors = make_vectors(COUNT)
     traces = {b"Bericht 0020", b"id0020", b"/images/0020", b"patient0003", b"study0010", b"jpeg0020", b"1.2.20",
               f"{20:064x}".encode(), vectors[20].tobytes()}  # fmt: skip
@@ -236,7 +236,7 @@ def test_nothing_is_left_of_what_was_removed(store: Gallery, make_vectors: MakeV
 def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Gallery) -> None:
     with store.reading():
         store.remove(ids=["id0020"])
-        assert b"Bericht 0020" in stored_bytes(store.path)  # the reader may still ask for it
+        assert b"Bericht 0020" in stored_bytes(store.path)  # the reader may still need it
         with Gallery.open(store.path, wait=0.0) as other, pytest.raises(GalleryError, match="compact it again"):
             other.compact()
     store.compact()
@@ -301,6 +301,6 @@ def test_labels_may_be_those_of_a_manifest(tmp_path: Path, tiny_card: ModelCard)
 def test_a_closed_gallery_says_so(store: Gallery) -> None:
     with store.reading() as reader:
         store.close()
-        assert reader.count == len(reader.ids())  # who was reading ends in peace
+        assert reader.count == len(reader.ids())  # an active reader can finish
     with pytest.raises(GalleryError, match="closed"):
         len(store)

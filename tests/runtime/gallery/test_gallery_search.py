@@ -1,4 +1,4 @@
-"""The gallery's search against brute force, what it refuses, and one generation an answer."""
+"""The gallery's search against brute force, refusals, and answers from one generation."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Vectors = np.ndarray[Any, np.dtype[np.float32]]
 
 @pytest.fixture(autouse=True)
 def exact_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index proposes all, and all are ranked: its answers are exact then."""
+    """Let the index propose and rank all entries, so that its answers are exact."""
     for name in ("_AND", "_AND_RANKED"):
         monkeypatch.setattr(search, name, COUNT)
 
@@ -42,7 +42,7 @@ def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard,
     make_entries: Make, make_vectors: Make,
 ) -> Path:  # fmt: skip
-    """300 entries, searched exactly or by an index; the last 40 are newer than what is derived."""
+    """300 entries, searched exactly or by an index; the last 40 are newer than the derived files."""
     path = tmp_path_factory.mktemp("written") / "gallery"
     with Gallery.create(path, tiny_card, index=request.param) as made:
         made.add(make_entries(260), make_vectors(COUNT)[:260])
@@ -53,7 +53,7 @@ def written(
 
 @pytest.fixture
 def gallery(written: Path, tmp_path: Path) -> Iterator[Gallery]:
-    """A copy of `written`, open."""
+    """An open copy of `written`."""
     shutil.copytree(written, tmp_path / "gallery")
     with Gallery.open(tmp_path / "gallery") as opened:
         yield opened
@@ -141,7 +141,7 @@ def test_many_at_once_are_answered_as_one_by_one(gallery: Gallery, make_vectors:
 def test_k_neighbours_whenever_there_are_k(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, exact: bool | None
 ) -> None:
-    """The query's patient owns all the nearest images, and nearly all there are: the others must still be found."""
+    """Nearly all images, and all nearest ones, are the query patient's: the others must still be found."""
     rng = np.random.default_rng(2)
     query = make_vectors(1, seed=2)[0]
     own = query + 0.01 * rng.normal(size=(395, DIM))
@@ -176,7 +176,7 @@ def test_an_empty_gallery_has_no_neighbours(
 def test_ties_are_in_the_order_of_ids(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, exact: bool | None
 ) -> None:
-    """The same image thirty times: the first ids are found, however a matrix product rounds their rows."""
+    """Of thirty identical images the first ids are found, however a matrix product rounds their rows."""
     names = [f"e{n:02}" for n in np.random.default_rng(3).permutation(30)]
     vectors = np.repeat(make_vectors(1), 30, axis=0)
     with Gallery.create(tmp_path / "g", tiny_card, index="int8") as gallery:
@@ -214,7 +214,7 @@ def test_what_else_is_refused(gallery: Gallery, make_vectors: Make) -> None:
 
 
 def test_a_gallery_of_another_model_is_refused(gallery: Gallery, tiny_card: ModelCard) -> None:
-    gallery.check_model(tiny_card.with_(precision="float16"))  # one run's files share the embedding space
+    gallery.check_model(tiny_card.with_(precision="float16"))  # files of one run share the embedding space
     with pytest.raises(GalleryError, match=r"fingerprint other.*fingerprint tiny-0"):
         gallery.check_model(tiny_card.with_(fingerprint="other"))
 
@@ -236,7 +236,7 @@ def test_ids_are_given_as_they_are_where_pseudonyms_are_kept(
 
 
 def test_what_is_found_is_verified(gallery: Gallery, make_vectors: Make) -> None:
-    """SQLite does not notice a flipped bit in a value; a neighbour with another's report would be worse than none."""
+    """SQLite does not notice a flipped bit in a value; a neighbour with a wrong report would be worse than none."""
     query = make_vectors(COUNT)[7]
     assert gallery.search(query, 1).hits[0].entry.id == "id0007"
     with gallery.writing() as writer:
@@ -247,7 +247,7 @@ def test_what_is_found_is_verified(gallery: Gallery, make_vectors: Make) -> None
 
 
 def test_eight_threads_search_while_one_writes(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
-    """Each answer is that of the generation which it names."""
+    """Each answer matches the generation that it names."""
     new = make_vectors(20, seed=5)
     query = new[0]
     by_generation = {2: brute_force(make_entries(COUNT), make_vectors(COUNT), query, 5)}
@@ -273,7 +273,7 @@ def test_eight_threads_search_while_one_writes(gallery: Gallery, make_entries: M
 
 
 def test_exact_is_exact_for_vectors_that_were_rounded(tmp_path: Path, tiny_card: ModelCard) -> None:
-    """As from half precision: their norms differ by more than their distances to a query."""
+    """With half precision, the norms of vectors differ by more than their distances to a query."""
     rng = np.random.default_rng(0)
     near = rng.normal(size=(1, DIM)) + 1e-2 * rng.normal(size=(COUNT, DIM))
     rounded = (near / np.linalg.norm(near, axis=1, keepdims=True)).astype(np.float16).astype(np.float32)
@@ -291,7 +291,7 @@ def test_exact_is_exact_for_vectors_that_were_rounded(tmp_path: Path, tiny_card:
 def test_of_many_equal_images_only_those_that_are_answered_are_read(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor are those read of which the vector alone is asked for."""
+    """Entries are not read either if only their vectors are needed."""
     read = []
     real = Reader.entries
     monkeypatch.setattr(Reader, "entries", lambda self, numbers: read.extend(numbers) or real(self, numbers))
@@ -308,7 +308,7 @@ def test_of_many_equal_images_only_those_that_are_answered_are_read(
 
 
 def test_info_while_another_removes(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is listed, and gone before it is looked at."""
+    """A file disappears between being listed and being examined."""
     real = os.walk
     monkeypatch.setattr(
         os, "walk", lambda top: [(at, folders, [*names, "gone.npy"]) for at, folders, names in real(top)]

@@ -1,4 +1,4 @@
-"""The approximate index: its candidates against brute force, on the disk and mapped, and grown."""
+"""The approximate index: its candidates against brute force; saved, mapped and extended."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def nearest(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) 
 @pytest.mark.slow
 @pytest.mark.parametrize("codes", BOTH)
 def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
-    """Else an image is never found again: in nearly each build of so many, of one or more of them."""
+    """Otherwise an image is never found again; this happened to at least one in nearly every build of this size."""
     vectors = unit(COUNT)
-    vectors = vectors[np.argsort(-np.abs(vectors).max(axis=1))]  # the largest value first: later ones fit its codes
+    vectors = vectors[np.argsort(-np.abs(vectors).max(axis=1))]  # largest value first, so that later ones fit its codes
     for _ in range(4):
         built = HnswIndex.build(codes, vectors, threads=2)
         grown = HnswIndex.build(codes, vectors[:900], threads=2).extended(vectors, threads=2)
@@ -42,7 +42,7 @@ def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
         for index in (built, grown):
             found = index.search(vectors, 256)
             assert [row for row, near in enumerate(found) if row not in near] == []
-            assert sorted(np.asarray(index._index.keys).tolist()) == list(range(COUNT))  # what was added again is once
+            assert sorted(np.asarray(index._index.keys).tolist()) == list(range(COUNT))  # each row once
 
 
 @pytest.mark.parametrize("codes", BOTH)

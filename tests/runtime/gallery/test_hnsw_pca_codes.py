@@ -1,4 +1,4 @@
-"""int8 codes: short where vectors differ in few directions, whole where they do not."""
+"""int8 codes: short if vectors vary in few directions, otherwise of full length."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def unit(values: NDArray[np.float64]) -> Vectors:
 
 
 def alike(count: int, seed: int = 0, plane: int = 0) -> Vectors:
-    """Unit vectors around a mean that differ in `RANK` directions, and by a little noise; planes differ."""
+    """Unit vectors around a mean that vary in `RANK` directions, with a little noise; `plane` sets the directions."""
     directions = np.random.default_rng((9, plane)).normal(size=(RANK, DIM)) / np.sqrt(DIM)
     mean = np.abs(np.random.default_rng(8).normal(size=DIM)) / np.sqrt(DIM)
     rng = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ def of(vectors: Vectors) -> PcaInt8Codec:
 
 
 def test_codes_are_of_the_principal_components() -> None:
-    """The distances of codes are those of the vectors' projections by an SVD, and nearly those of the vectors."""
+    """Distances of codes equal those of the vectors' projections by an SVD, and nearly equal those of the vectors."""
     vectors = alike(COUNT)
     codec = of(vectors)
     codes = codec.codes(vectors)
@@ -56,7 +56,7 @@ def test_codes_are_of_the_principal_components() -> None:
 
 
 def test_by_hand() -> None:
-    """Two directions of 128, so 64 components: 1 and -1 along the first come out as the ends of the range."""
+    """Vectors vary in two of 128 directions, so codes have 64 components; 1 and -1 become the ends of the range."""
     vectors = np.zeros((4, 128), np.float32)
     vectors[:, 5] = (1, -1, 0, 0)
     vectors[:, 9] = (0, 0, 0.5, -0.5)
@@ -65,7 +65,7 @@ def test_by_hand() -> None:
     assert codec.dim == 64 and codec.scale == pytest.approx(127)
     assert np.abs(codes[:2, 0]).tolist() == [127, 127] and codes[0, 0] == -codes[1, 0]
     assert np.abs(codes[2:, 1]).tolist() == [64, 64] and not codes[:, 2:].any()
-    assert np.abs(codec.codes(3 * vectors)).max() == 127  # a query beyond the range is cut
+    assert np.abs(codec.codes(3 * vectors)).max() == 127  # a query beyond the range is clipped
 
 
 def test_what_differs_in_every_direction_keeps_them_all() -> None:
@@ -91,7 +91,7 @@ def test_one_is_coded_as_many_are() -> None:
     codec = of(vectors)
     many = codec.codes(vectors[:20]).astype(int)
     for row, expected in zip(vectors[:20], many, strict=True):
-        assert np.abs(codec.codes(row[None])[0] - expected).max() <= 1  # a sum in another order may round otherwise
+        assert np.abs(codec.codes(row[None])[0] - expected).max() <= 1  # a sum in another order may round differently
 
 
 def test_vectors_of_another_kind_do_not_fit() -> None:
@@ -99,14 +99,14 @@ def test_vectors_of_another_kind_do_not_fit() -> None:
     assert codec.fits([alike(500, seed=1)]) and codec.fits([])
     assert not codec.fits([alike(500, plane=1)])
     assert not codec.fits([alike(500, seed=1), alike(500, plane=1)])
-    assert not codec.fits([3 * alike(500, seed=1)])  # much is cut
-    assert codec.fits([1.01 * alike(500, seed=1)])  # hardly anything
-    assert codec.fits([alike(5000, seed=1), alike(20, plane=1)])  # a few may be
-    assert not codec.fits([alike(5000, seed=1), alike(60, plane=1)])  # though of all the variance little is lost
+    assert not codec.fits([3 * alike(500, seed=1)])  # much is clipped
+    assert codec.fits([1.01 * alike(500, seed=1)])  # hardly anything is clipped
+    assert codec.fits([alike(5000, seed=1), alike(20, plane=1)])  # a few may differ
+    assert not codec.fits([alike(5000, seed=1), alike(60, plane=1)])  # although little of the total variance is lost
 
 
 def test_kinds_that_take_turns_are_all_seen() -> None:
-    """A sample of each so-many-th vector would know one of them."""
+    """A sample with a fixed step would only see one of the kinds."""
     vectors = np.empty((40_000, DIM), np.float32)
     vectors[::2], vectors[1::2] = alike(20_000), alike(20_000, seed=1, plane=1)
     assert of(vectors).fits([alike(500, seed=2), alike(500, seed=2, plane=1)])
@@ -137,7 +137,7 @@ def test_it_is_saved(tmp_path: Path) -> None:
 
 
 def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
-    """Written, mapped, added to, and with what was removed gone from every file."""
+    """It is written, mapped and extended, and removed vectors disappear from every file."""
     vectors, queries = alike(900), alike(20, seed=3)
     card = replace(tiny_card, embedding_dim=DIM)
     entries = [Entry(f"e{n:03}", f"/{n}.png", f"p{n}", sha256=f"{n:064x}") for n in range(900)]

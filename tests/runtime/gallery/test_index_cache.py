@@ -1,4 +1,4 @@
-"""What searches work on follows every write, whoever writes; and nothing of what was removed stays in it."""
+"""The data that searches use follows every write of any process, and keeps nothing that was removed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COUNT = 60
 
 @pytest.fixture
 def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a gallery of 60 be a large one."""
+    """Let a gallery of 60 images count as large."""
     monkeypatch.setattr(index_cache, "SMALL", 10)
     for module in ("index_cache", "reader"):
         monkeypatch.setattr(f"cbmir.runtime.gallery.{module}.EXACT_LIMIT", 40)
@@ -64,7 +64,7 @@ def test_what_another_writes_is_found_at_once(gallery: Gallery, make_entries: Ma
         other.remove(ids=["id0060"])
         assert first(gallery, new[0]) != "id0060" and first(gallery, new[1]) == "id0061"
         other.write_index()
-        other.compact()  # and it is not known any more what changed
+        other.compact()  # the record of changes is gone
     assert first(gallery, new[1]) == "id0061"
 
 
@@ -119,7 +119,7 @@ def test_another_process_takes_what_the_writer_derived(
 def test_a_merge_settles_when_its_writer_says_so(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with gallery.writing() as writer:
         writer.add(make_entries(5, COUNT), make_vectors(5, seed=9))
-    gallery.settle()  # nothing to do: five are few
+    gallery.settle()  # nothing to do for five entries
     assert gallery.info()["changed"] == 5
     gallery.write_index()
     assert gallery.info()["changed"] == 0
@@ -186,7 +186,7 @@ def test_a_setting_is_followed_by_other_processes(
         gallery.rebuild("int8")
         first(reader, vector)
         with gallery.writing() as writer:
-            writer.set_index("exact")  # and nothing is derived anew
+            writer.set_index("exact")  # and nothing is derived again
         assert reader.search(vector, 1).method == "exact" == reader.info()["search"]
 
 
@@ -211,7 +211,7 @@ def test_a_removal_of_what_is_in_no_derived_file_leaves_these(
 def test_reference_distances_are_kept_with_what_is_derived(
     gallery: Gallery, tmp_path: Path, tiny_card: ModelCard
 ) -> None:
-    assert len(gallery.reference_distances) == 0  # of 60 images nothing can be said
+    assert len(gallery.reference_distances) == 0  # 60 images are too few
     rng = np.random.default_rng(0)
     values = rng.normal(size=(300, 8))
     vectors = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
@@ -238,7 +238,7 @@ def test_reference_distances_of_a_gallery_that_was_small_when_it_was_opened(
     shutil.rmtree(gallery.path / places(gallery.path)[0])
     with Gallery.open(gallery.path) as again:
         first(again, make_vectors(1)[0])
-        assert calls == []  # nobody has asked
+        assert calls == []  # not needed yet
         assert len(again.reference_distances) == 0
         again.add([Entry(f"new{n}", f"/{n}.png", "") for n in range(60)], make_vectors(60, seed=9))
         assert len(again.reference_distances) == 120

@@ -1,4 +1,4 @@
-"""Searches are right while others write, where disks refuse, and where files are damaged or of another time."""
+"""Searches are correct during writes, with full disks, and with damaged or outdated files."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stored_bytes(folder: Path) -> bytes:
 
 
 def test_a_removal_that_was_killed_is_finished_by_the_next_search(gallery: Gallery, make_vectors: Make) -> None:
-    """The rows are gone and what is derived is not: one process was killed in between."""
+    """A process was killed after removing the rows and before removing the derived files."""
     vector = make_vectors(COUNT)[12]
     with gallery.writing() as writer:
         writer.remove(ids=["id0012"])
@@ -72,7 +72,7 @@ def test_where_nothing_can_be_written_searches_go_on(
     if not is_derived:
         shutil.rmtree(gallery.path / places(gallery.path)[0])
         monkeypatch.setattr(index_cache, "SMALL", 10)
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root could write anywhere
     before = sorted(file.name for file in gallery.path.iterdir())
     with Gallery.open(gallery.path) as again:
         assert first(again, make_vectors(COUNT)[7]) == "id0007"
@@ -121,8 +121,8 @@ def test_a_full_disk_fails_no_write_that_was_acknowledged(
 def test_a_long_lived_reader_lets_go_of_what_was_removed(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch, searches_between: bool
 ) -> None:
-    """Its mapped files would keep the bytes on the disk. It may search while the remover derives, and no one writes
-    after that."""
+    """Its mapped files would keep the bytes on the disk. It may search while the other process derives new files, and
+    nothing is written after that."""
     with Gallery.open(gallery.path) as reader:
         first(reader, make_vectors(1)[0])
         with monkeypatch.context() as patch:
@@ -139,7 +139,7 @@ def test_a_long_lived_reader_lets_go_of_what_was_removed(
 def test_a_process_takes_the_index_that_another_wrote_meanwhile(
     store: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was opened while that one was writing, and no one writes to the gallery after that."""
+    """It was opened during that write, and nothing is written to the gallery after that."""
     with store.writing() as changing:
         changing.set_index("int8")
     store.close()
@@ -157,7 +157,7 @@ def test_a_process_takes_the_index_that_another_wrote_meanwhile(
 def test_what_cannot_be_trusted_is_verified_once(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that is in want of something newer looks for it at each search, and must not read it all each time."""
+    """A process that waits for newer files checks at each search, and must not read all of them each time."""
     monkeypatch.setattr(index_cache, "SMALL", 10)
     with (gallery.path / places(gallery.path)[0] / "vectors.npy").open("r+b") as stream:
         stream.truncate(200)
@@ -213,7 +213,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
 def test_a_vector_that_was_damaged_in_place_is_not_answered_with(
     gallery: Gallery, make_vectors: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What is mapped was verified when it was loaded."""
+    """Mapped files were only verified when they were loaded."""
     vector = make_vectors(COUNT)[5]
     assert first(gallery, vector) == "id0005"
     for damage in (b"\0" * 4, b"\xff" * 4):  # NaN
@@ -252,7 +252,7 @@ def test_while_another_writes_what_is_derived_searches_go_on(
 def test_others_search_and_read_while_an_index_is_built(
     gallery: Gallery, make_entries: Make, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also those who must see what was written since."""
+    """This includes readers that need the latest writes."""
     started, go_on = threading.Event(), threading.Event()
     real = HnswIndex.build
 
@@ -282,7 +282,7 @@ def test_others_search_and_read_while_an_index_is_built(
 def test_an_earlier_database_does_not_believe_what_was_derived_of_a_later_one(
     gallery: Gallery, make_entries: Make, make_vectors: Make, tmp_path: Path
 ) -> None:
-    """A copy of the database alone is brought back, and the record of its last commit deleted as the error says."""
+    """Only the database is restored, and the record of the last commit is deleted, as the error advises."""
     gallery.close()
     shutil.copy(gallery.path / "gallery.sqlite", tmp_path / "copy")
     with Gallery.open(gallery.path) as later:

@@ -1,4 +1,4 @@
-"""What is derived: written whole or not at all, and used only when every byte is as it was written."""
+"""Derived files: written completely or not at all, and only used if every byte is intact."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_is_cut_or_missing_is_noticed(folder: Path, name: str) -> None:
 
 
 def reseal(folder: Path, **changes: Any) -> None:
-    """Say something else, under its true digest."""
+    """Change values, and update the digest."""
     file = place(folder) / "about.json"
     about = json.loads(json.loads(file.read_text())["about"]) | changes
     text = json.dumps(about)
@@ -156,7 +156,7 @@ def test_a_garbled_about_is_no_error(folder: Path, text: str) -> None:
 
 
 def test_the_newer_takes_the_place_of_the_older(folder: Path) -> None:
-    """Files that are mapped stay as they are: nothing is written over them."""
+    """Mapped files stay unchanged: nothing overwrites them."""
     older = index_files.load(folder, GALLERY)
     write(folder, Stamp(GALLERY, 8, 100, "int8"))
     newer = index_files.load(folder, GALLERY)

@@ -1,4 +1,4 @@
-"""Merging, copying, and copying without what names a patient."""
+"""Merging, copying, and de-identified copies."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_merge_is_one_write(
 def test_a_merge_is_all_or_nothing(
     store: Gallery, other: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> None:
-    clash = replace(make_entries(1)[0], sha256="")  # of which nobody can tell whether it is another image
+    clash = replace(make_entries(1)[0], sha256="")  # so it cannot be compared by content
     with other:
         other.add([*make_entries(5, start=COUNT), clash], make_vectors(6))
         with pytest.raises(GalleryError, match="'id0000', which is there with other content"):
@@ -76,7 +76,7 @@ def test_a_merge_is_all_or_nothing(
 def test_another_image_of_the_same_id_gets_a_longer_one(
     store: Gallery, other: Gallery, tmp_path: Path, tiny_card: ModelCard, make_vectors: MakeVectors
 ) -> None:
-    """As two sites have them whose images bear the same names."""
+    """Two sites may use the same names for their images."""
 
     def site(name: str) -> list[Entry]:
         return [Entry(f"study1/view{n}", f"/data/{name}/study1/view{n}.png", f"{name} p", "study1",
@@ -96,7 +96,7 @@ def test_another_image_of_the_same_id_gets_a_longer_one(
         assert merge(store, third).ids == ("data/south/study1/view0",)
     assert store.entry("study1/view0").patient_id == "north p"
     with pytest.raises(GalleryError, match="'study1/view1', which is there with other content"):
-        store.add([replace(site("east")[1])], make_vectors(1))  # by itself, an id that is there is a mistake
+        store.add([replace(site("east")[1])], make_vectors(1))  # outside a merge, an existing id is an error
 
 
 def test_what_does_not_fit_is_not_merged(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
@@ -139,7 +139,7 @@ def test_a_copy_is_of_one_moment(store: Gallery, tmp_path: Path, make_vectors: M
         assert copy.ids() == store.ids()[:-1]
         assert [copy.entry(name) for name in copy.ids()] == [store.entry(name) for name in copy.ids()]
         assert copy.find_case(store.case_id("id0003")) == store.entry("id0003")
-        assert copy.uuid != store.uuid  # what is derived from one is never taken for the other's
+        assert copy.uuid != store.uuid  # so that derived files are never mixed up
         assert copy.remove(ids=["id0000"]) == ("id0000",)
     assert verify(tmp_path / "new" / "copy") == []
     assert (tmp_path / "new" / "copy").stat().st_mode & 0o077 == 0
@@ -184,11 +184,11 @@ def test_a_deidentified_copy_names_nobody(
     found = [by_vector[vector.tobytes()] for vector in vectors]
     originals = make_entries(COUNT)
     assert [(f.view, f.split, f.labels) for f in found] == [(o.view, o.split, o.labels) for o in originals]
-    # Images of one patient, and of one study, know each other as before; nothing else does.
+    # Images of one patient or study still belong together, and no others.
     for kind in ("patient_id", "study_id"):
         pairs = {(getattr(f, kind), getattr(o, kind)) for f, o in zip(found, originals, strict=True)}
         assert len(pairs) == len({new for new, _ in pairs}) == len({old for _, old in pairs}) > 1
-    assert names != [entry.id for entry in found]  # not in the order in which they were added
+    assert names != [entry.id for entry in found]  # not in the order of addition
     assert verify(tmp_path / "copy") == []
 
 
@@ -207,7 +207,7 @@ def test_two_deidentified_copies_cannot_be_joined(store: Gallery, tmp_path: Path
 def test_a_deidentified_copy_is_not_merged_with_another(
     store: Gallery, other: Gallery, tmp_path: Path, make_vectors: MakeVectors
 ) -> None:
-    """Each patient in it would pass for one who is not in the other."""
+    """A patient in both would count as two patients."""
     for name in ("a", "b"):
         export_deidentified(store, tmp_path / name)
     with Gallery.open(tmp_path / "a") as copy, Gallery.open(tmp_path / "b") as another, other:

@@ -1,4 +1,4 @@
-"""verify: nothing to say of a whole gallery; of a damaged one, what is affected and what to do."""
+"""`verify`: no problems in an intact gallery; for a damaged one, what is affected and what to do."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Gallery)
 
 
 def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) -> None:
-    """The vectors' page is unreadable: every entry is told by its id."""
+    """The page of vectors is unreadable: every entry is reported by its id."""
     store.compact()
     store.close()
     damage_page(store.path / "gallery.sqlite", "embedding", lambda page: page.__setitem__(slice(0, 4096), bytes(4096)))
@@ -89,7 +89,7 @@ def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) 
     assert missing.affected == tuple(f"id{n:04}" for n in range(COUNT))
     assert any("cannot be read completely" in p.what for p in problems)
     with Gallery.open(store.path) as again:
-        assert again.entry("id0007").id == "id0007"  # what is whole is still read
+        assert again.entry("id0007").id == "id0007"  # intact entries are still readable
         with pytest.raises(GalleryError, match="damaged"):
             again.vector("id0007")
 
@@ -120,7 +120,7 @@ def test_no_problem_says_to_verify(store: Gallery, damaged: str) -> None:
 
 
 def test_verifying_changes_nothing(store: Gallery) -> None:
-    """Not even the name of a copy, which whoever opens it gives it."""
+    """Not even the identity of a copy, which opening it normally renews."""
     store.close()
     (store.path / "gallery.generation").unlink()
     before = (store.path / "gallery.sqlite").read_bytes()

@@ -1,4 +1,4 @@
-"""A gallery or a queue that lies on a network share is not written to. The table of mounts is made up."""
+"""Galleries and queues on a network share are not written to. The mount table is made up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.runtime.pacs.jobs import open_database
 
 
 def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, system: str) -> None:
-    """As if `folder` were on a file system of this name."""
+    """Pretend that `folder` is on this kind of file system."""
     device = folder.stat().st_dev
     table = folder.parent / "mountinfo"
     table.write_text(
@@ -36,7 +36,7 @@ def test_no_gallery_is_written_on_a_share(
         assert len(read) > 0
     with pytest.raises(GalleryError, match="network share"):
         Gallery.create(tmp_path / "new", tiny_card)
-    assert list((tmp_path / "new").iterdir()) == []  # it may be tried again once something else is mounted
+    assert list((tmp_path / "new").iterdir()) == []  # so that it can be tried again on another mount
 
 
 def test_no_queue_is_on_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What is removed is gone from every byte on the disk: the database, its log, and what is derived from it."""
+"""Removed data is gone from every file: the database, its log, and derived files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_disk(folder: Path) -> bytes:
 
 
 def codes(vector: NDArray[np.float32], vectors: NDArray[np.float32]) -> dict[str, bytes]:
-    """How an embedding may stand in a file, where an index is of these vectors."""
+    """The ways in which files may contain an embedding, with an index of these vectors."""
     bits = vector.view(np.uint32)
     return {
         "float32": vector.tobytes(),
@@ -35,7 +35,7 @@ def codes(vector: NDArray[np.float32], vectors: NDArray[np.float32]) -> dict[str
 
 
 def texts(number: int) -> dict[str, bytes]:
-    """What stands of an entry beside its embedding."""
+    """The data of an entry besides its embedding."""
     patient, study = f"patient{number // 6:04}", f"study{number // 2:04}"
     return {
         "id": b"id%04d" % number, "path": b"/images/%04d.png" % number, "report": b"Bericht %04d" % number,
@@ -60,7 +60,7 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
         gallery.rebuild(setting)
         gallery.search(vectors[0], 5)
         before = on_disk(path)
-        for number in (20, 30):  # all of it is looked for rightly: it is there before
+        for number in (20, 30):  # check the search itself: all of it is there before
             for name, trace in texts(number).items() | {(own, codes(vectors[number], vectors)[own])}:
                 assert trace in before, name
         gone = {"ids": ["id0020"], "patient_ids": ["patient0003"], "study_ids": ["study0010"]}[by]
@@ -94,7 +94,7 @@ def test_an_updated_report_is_gone(path: Path) -> None:
 def test_a_removal_that_is_stopped_half_way_is_made_good(
     path: Path, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """Stopped after the database and before what is derived: whatever comes next clears that away."""
+    """It stops after the database and before the derived files, which the next call removes."""
     vectors = make_vectors(COUNT)
 
     def stop(*_: object) -> bool:

@@ -18,7 +18,7 @@ from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
 
 @pytest.fixture
 def folder(tiny_gallery: Path, tmp_path: Path) -> Path:
-    """A gallery that may be changed."""
+    """A gallery that tests may change."""
     return Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
 
 

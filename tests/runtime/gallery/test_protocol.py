@@ -1,4 +1,4 @@
-"""What every gallery must do: one class of tests, held against a folder and against Milvus Lite."""
+"""The contract of galleries: one class of tests, run with a folder and with Milvus Lite."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unit(rng: np.random.Generator, count: int) -> Vectors:
 
 
 def entry(n: int) -> Entry:
-    """Every field with something in it, and every value of a label."""
+    """An entry with a value in every field; labels take all values."""
     return Entry(
         id=f"folder/e{n:03}",
         image=f"/images/{n}.png",
@@ -67,7 +67,7 @@ def place(kind: str, tmp_path: Path) -> str | Path:
 
 @pytest.fixture
 def make(place: str | Path) -> Iterator[Make]:
-    """Make a gallery at the place; it is closed at the end."""
+    """Make galleries, which are closed at the end."""
     made: list[EditableGallery] = []
 
     def make(card: ModelCard, labels: LabelSet | None = None, **options: object) -> EditableGallery:
@@ -81,7 +81,7 @@ def make(place: str | Path) -> Iterator[Make]:
 
 @pytest.fixture
 def fresh(make: Make, tiny_card: ModelCard, vectors: Vectors) -> EditableGallery:
-    """COUNT entries, the even ones with a thumbnail."""
+    """A gallery of COUNT entries; the even ones have a thumbnail."""
     made = make(tiny_card, index="exact")
     fill(made, vectors)
     return made
@@ -91,7 +91,7 @@ def fresh(make: Make, tiny_card: ModelCard, vectors: Vectors) -> EditableGallery
 def gallery(
     kind: str, tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard, vectors: Vectors
 ) -> Iterator[EditableGallery]:
-    """As `fresh`, but one for all tests that leave it as it is."""
+    """Like `fresh`, but shared by all tests that do not change it."""
     with create(place_in(tmp_path_factory.mktemp("kept"), kind), tiny_card, index="exact") as made:
         fill(made, vectors)
         yield made
@@ -237,7 +237,7 @@ class TestAnyGallery:
             assert len(again) == COUNT
 
     def test_what_one_writes_another_sees(self, fresh: EditableGallery, place: str | Path, vectors: Vectors) -> None:
-        """At the default consistency: all that was written before."""
+        """With the default consistency, all earlier writes are visible."""
         with open_gallery(place) as other:
             assert other.search(vectors[5], 1).hits[0].entry.id == entry(5).id
             fresh.remove(ids=[entry(5).id])
@@ -319,7 +319,7 @@ class TestAnyGallery:
             fresh.remove(patient_ids="p4")
 
     def test_ties_are_in_the_order_of_ids(self, make: Make, tiny_card: ModelCard, vectors: Vectors) -> None:
-        """The same image forty times, among others: the first ids are found, whatever the engine's own order."""
+        """Of forty identical images the first ids are found, independent of the engine's order."""
         names = [f"e{n:02}" for n in np.random.default_rng(3).permutation(40)]
         with make(tiny_card) as gallery:
             gallery.add([Entry(name, "/same.png", "p") for name in names], np.repeat(vectors[:1], 40, axis=0))
@@ -467,7 +467,7 @@ class TestAnyGallery:
 
 
 def _settle(gallery: EditableGallery) -> None:
-    """A collection is measured when it is told to, a folder by itself."""
+    """Calibrate a collection; a folder does so by itself."""
     calibrate = getattr(gallery, "calibrate", None)
     if calibrate is not None:
         calibrate()

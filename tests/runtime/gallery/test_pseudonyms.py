@@ -1,4 +1,4 @@
-"""Pseudonyms: keyed, of a strong key only, and kept so that patients stay apart and are found by who has the key."""
+"""Pseudonyms need a strong key, keep patients apart, and let the key's owner find patients."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_without_the_key_no_patient_can_be_looked_up(
         ):
             with pytest.raises(GalleryError, match=f"expected their key to look up or write an id, {message}"):
                 look_up()
-        # Whatever names no id, or a pseudonym that was read, needs no key.
+        # Calls without ids, or with pseudonyms that were read, need no key.
         assert store.has_patient(entry.patient_id)
         assert store.update([replace(entry, report="new")]) == 1
         assert store.entry("id0007").patient_id == entry.patient_id

@@ -1,4 +1,4 @@
-"""The tables: another schema is refused, and no damaged row or definition is obeyed."""
+"""The tables: other schemas, damaged rows and damaged definitions are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]
 
 
-#: As cbmir 0.4 made its galleries.
 def execute(folder: Path, sql: str, *values: object) -> None:
     with closing(sqlite3.connect(folder / "gallery.sqlite")) as database, database:
         database.execute(sql, values)
@@ -90,7 +89,7 @@ def test_labels_as_text() -> None:
 
 
 def test_a_value_of_another_type_has_another_digest() -> None:
-    """One flipped bit makes a text of bytes, or bytes of a text: noticed as any other, and no TypeError."""
+    """One flipped bit can turn text into bytes or the reverse: it is detected like any other, without a TypeError."""
     for text in ("abc", "", "7"):
         data: Any = text.encode()
         assert schema.digest([text]) != schema.digest([data])
@@ -109,7 +108,7 @@ def test_numbers_are_made_from_keys_alone() -> None:
 
 
 def test_no_lookup_goes_through_all_entries(store: Gallery) -> None:
-    """Each by an index, as SQLite plans it: what scanned would make adding quadratic."""
+    """SQLite plans each lookup with an index; scans would make adding quadratic."""
     statements: list[str] = []
     with store.reading() as reader:
         reader.database.set_trace_callback(statements.append)
@@ -131,7 +130,7 @@ def test_no_lookup_goes_through_all_entries(store: Gallery) -> None:
 
 @pytest.mark.parametrize("damaged", [b"CREATE INDEX \xf5ntry_sha256", b"CREATE INDEX entry_sha257", b"CREATD"])
 def test_a_damaged_definition_is_refused(store: Gallery, damaged: bytes) -> None:
-    """Also where the bytes are no text, which SQLite puts into its message."""
+    """This includes bytes that are not text, which SQLite quotes in its message."""
     store.compact()
     store.close()
     path = store.path / "gallery.sqlite"

@@ -1,4 +1,4 @@
-"""The nearest rows of a snapshot, by product and by index, under filters of every width, against brute force."""
+"""The nearest rows of a snapshot by matrix product and by index, with narrow and wide filters, against brute force."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rows(vectors: NDArray[np.float32], start: int) -> Columns:
 
 
 class OneIn:
-    """Passes rows whose number is 0 modulo `n`."""
+    """A selection of the rows whose number is a multiple of `n`."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -47,7 +47,7 @@ def one_in(n: int) -> Selection:
 
 @pytest.fixture(scope="module")
 def snapshot() -> Snapshot:
-    """A base with an index, of which every tenth row is dead, and a tail."""
+    """A base with an index, where every tenth row is dead, and a tail."""
     base = rows(unit(BASE, 0), 1)
     live = np.arange(BASE) % 10 != 3
     index = HnswIndex.build("int8", base.vectors)
@@ -85,8 +85,8 @@ def test_by_product(
 def test_by_index(
     snapshot: Snapshot, k: int, selection: Selection | None, rows_per_candidate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """k come whenever k pass, dead rows never do, and nearly all are the nearest: with the index asked for more and
-    more (0), and with all that pass compared where that is cheaper."""
+    """k rows are returned if k pass, never dead ones, and nearly all are the nearest: both if the index is asked for
+    more and more candidates (0), and if all rows that pass are compared because that is cheaper."""
     monkeypatch.setattr(module, "_ROWS_PER_CANDIDATE", rows_per_candidate)
     queries = unit(20, 2)
     expected = [brute_force(snapshot, query, k, selection) for query in queries]
@@ -108,12 +108,12 @@ def test_few_that_pass_are_compared_exactly(snapshot: Snapshot, monkeypatch: pyt
 def test_a_filter_that_only_far_rows_pass(
     snapshot: Snapshot, rows_per_candidate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index's candidates are the nearest, none of which passes: it is asked for more, or left aside."""
+    """None of the index's nearest candidates passes: it is asked for more, or not used."""
     monkeypatch.setattr(module, "_ROWS_PER_CANDIDATE", rows_per_candidate)
     query = snapshot.base.vectors[0]
     order = np.argsort(-(snapshot.base.vectors @ query))
     numbers = snapshot.base.numbers.copy()
-    numbers[order[:450]] = 2 * np.arange(1, 451) - 1  # odd: does not pass
+    numbers[order[:450]] = 2 * np.arange(1, 451) - 1  # odd, so they do not pass
     numbers[order[450:]] = 2 * np.arange(1, 451)
     far = replace(snapshot, base=replace(snapshot.base, numbers=numbers), tail=Columns.empty(1, DIM), live=None)
     (found,) = nearest(far, query[None], 10, [one_in(2)], exact=False)
@@ -122,7 +122,7 @@ def test_a_filter_that_only_far_rows_pass(
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_queries_together_are_answered_like_alone(snapshot: Snapshot, exact: bool) -> None:
-    """Rounding differs between a product of one and of many, so candidates have some slack."""
+    """The product of one query rounds differently from that of many, so candidates have some slack."""
     queries = unit(40, 3)
     selections = [None, one_in(2), one_in(7), one_in(90)] * 10
     together = nearest(snapshot, queries, 10, selections, exact=exact)
@@ -134,7 +134,7 @@ def test_queries_together_are_answered_like_alone(snapshot: Snapshot, exact: boo
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_all_that_tie_with_the_last_come_back(exact: bool) -> None:
-    """Which of them stay is decided by their ids."""
+    """Their ids decide which of them stay."""
     vectors = unit(300, 0)
     vectors[50:90] = vectors[7]
     own = Snapshot(
@@ -147,7 +147,7 @@ def test_all_that_tie_with_the_last_come_back(exact: bool) -> None:
 
 
 def test_the_tail_is_compared_by_product(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To gather its rows for each query would take many times as long."""
+    """Gathering its rows for each query would take many times as long."""
     gathered = []
     real = Snapshot.vectors
     monkeypatch.setattr(Snapshot, "vectors", lambda self, at: gathered.append(at) or real(self, at))
@@ -171,7 +171,7 @@ def test_a_selection_is_looked_up_once_for_many_queries(
 
     monkeypatch.setattr(OneIn, "passes", passes)
     nearest(snapshot, unit(40, 2), 3, [one_in(1)] * 40, exact=exact)
-    assert sum(isinstance(at, slice) for at in calls) == (2 if exact else 1)  # of the base and of the tail
+    assert sum(isinstance(at, slice) for at in calls) == (2 if exact else 1)  # for base and tail
 
 
 def test_a_cosine_is_at_most_one() -> None:

@@ -1,4 +1,4 @@
-"""Ranking by findings: expected agreement by hand, and the gallery's order against plain Python."""
+"""Ranking by findings: expected agreement computed by hand, and the gallery's order against plain Python."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ Make = Callable[..., Any]
 
 
 def columns(*rows: tuple[int, ...]) -> list[NDArray[np.int8]]:
-    """One column per label, from one row per image."""
+    """Transpose one row per image to one column per label."""
     return list(np.array(rows, np.int8).T)
 
 
 def test_expected_agreement_by_hand() -> None:
-    """p = 0.8 and 0.25, so "no finding" has 0.2 * 0.75 = 0.15; all of them together 1.2."""
+    """p = 0.8 and 0.25, so "no finding" has 0.2 * 0.75 = 0.15, and the sum is 1.2."""
     rows = {
         (1, 0): 0.8 / (1.2 + 1 - 0.8),
         (-1, 0): 0.8 / (1.2 + 1 - 0.8),  # uncertain counts as positive
         (1, 1): 1.05 / (1.2 + 2 - 1.05),
         (0, 0): 0.15 / (1.2 + 1 - 0.15),  # no finding
-        (1, UNKNOWN): 0.8 / (1.2 + 1 - 0.8),  # not preferred to the first for what is not known
+        (1, UNKNOWN): 0.8 / (1.2 + 1 - 0.8),  # an unknown label is no advantage over the first row
         (0, UNKNOWN): 0.0,
         (UNKNOWN, UNKNOWN): 0.0,
     }
@@ -47,7 +47,7 @@ def test_expected_agreement_by_hand() -> None:
 
 
 def agreement(p: dict[str, float], labels: dict[str, int | None]) -> float:
-    """The same in plain Python."""
+    """Expected agreement in plain Python."""
     pairs = [(p[name], int(labels[name] in (1, -1))) for name in p]
     pairs.append((prod(1 - one for one in p.values()), int(all(labels[name] == 0 for name in p))))
     both = sum(p * y for p, y in pairs)
@@ -69,7 +69,7 @@ def gallery(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard,
     entries: list[Entry], make_vectors: Make,
 ) -> Iterator[Gallery]:  # fmt: skip
-    """300 entries: 40 are newer than what is derived, and the labels of 20 have changed since then."""
+    """300 entries: 40 are newer than the derived files, and the labels of 20 have changed since then."""
     with Gallery.create(tmp_path_factory.mktemp("agreement") / "gallery", tiny_card, index=request.param) as made:
         older = [replace(e, labels=dict.fromkeys(LABELS, 1)) if n % 13 == 0 else e for n, e in enumerate(entries)]
         made.add(older[:260], make_vectors(COUNT)[:260])
@@ -118,7 +118,7 @@ def test_the_order_is_that_of_brute_force(
 def test_equal_agreement_is_decided_by_nearness_then_by_id(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make
 ) -> None:
-    """Twenty copies of one image, and a nearer one: all with the same labels."""
+    """Twenty copies of one image and a nearer image all have the same labels."""
     names = [f"e{n:02}" for n in np.random.default_rng(3).permutation(20)]
     near, far, other = make_vectors(3)
     near, far = (near, far) if near @ other > far @ other else (far, near)

@@ -1,4 +1,4 @@
-"""Readers and writers at once, disks that refuse, places that change under an open gallery: nothing is lost."""
+"""Concurrent readers and writers, full disks, and folders replaced under an open gallery: nothing is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_reader_stays_at_its_moment(store: Gallery, make_entries: MakeEntries,
 
 
 def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
-    """A block iterator that is dropped half-way must not keep the next reader at its moment."""
+    """A block iterator that is dropped half-way must not hold the next reader at its snapshot."""
     with store.reading() as reader:
         blocks = reader.columns(size=10)
         next(blocks)
@@ -87,7 +87,7 @@ def test_a_second_writer_waits_then_is_refused(
     with store.writing() as writer:
         writer.add(new[:1], make_vectors(1))
         with Gallery.open(store.path, wait=0.05) as other:
-            assert len(other) == COUNT  # readers go on
+            assert len(other) == COUNT  # readers continue
             with pytest.raises(GalleryError, match="another process is writing to it"):
                 other.add(new[1:], make_vectors(1))
     assert len(store) == COUNT + 1
@@ -133,7 +133,7 @@ with Gallery.open(sys.argv[1]) as store:
 
 
 def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
-    """A process whose files may not grow past 300 kB, as on a disk that is full; room is made later."""
+    """Files of a process cannot grow beyond 300 kB, as on a full disk; later there is room again."""
     ids = store.ids()
     done = subprocess.run(
         [sys.executable, "-c", _FILL, str(store.path), "300000"], capture_output=True, text=True, check=True
@@ -144,7 +144,7 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
 
 
 def test_a_full_database_is_an_error_and_no_loss(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's own answer for a disk without room, by its limit on pages."""
+    """A limit on pages makes SQLite answer as for a full disk."""
     pages = (store.path / "gallery.sqlite").stat().st_size // 4096
     real = sqlite3.connect
 
@@ -176,7 +176,7 @@ def test_it_is_readable_by_its_owner_only(store: Gallery, tmp_path: Path) -> Non
 
 def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # root could write anywhere
     before = sorted(file.name for file in store.path.iterdir())
     with Gallery.open(store.path) as again:
         assert len(again.ids()) == COUNT
@@ -188,10 +188,10 @@ def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch
 def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
     store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the writer is still there, and shares its log, or has gone: then the file was taken as it stood."""
+    """Both while the writer runs and shares its log, and after it has ended; then the file was read as it was."""
     store.close()
     with monkeypatch.context() as patch:
-        patch.setattr("os.access", lambda path, mode: False)  # the tests may run as root, who may write anywhere
+        patch.setattr("os.access", lambda path, mode: False)  # root could write anywhere
         reader, searched = Gallery.open(store.path), Gallery.open(store.path)
     with pytest.raises(GalleryError, match="can be written to"):
         reader.rebuild()
@@ -241,7 +241,7 @@ def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: G
 
 
 def test_another_database_in_the_same_file_is_noticed(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
-    """As where the file system gives the number of a deleted file to a new one."""
+    """File systems may reuse the inode number of a deleted file."""
     store.close()
     Gallery.create(tmp_path / "other", tiny_card).close()
     with Gallery.open(store.path, read_only=True) as reader:
@@ -252,7 +252,7 @@ def test_another_database_in_the_same_file_is_noticed(store: Gallery, tmp_path: 
 
 
 def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
-    """A copy without the log, as a careless backup takes it: it is whole, and lacks what was acknowledged."""
+    """A careless backup copies the database without its log: it is intact, but lacks acknowledged writes."""
     copy = tmp_path / "copy"
     copy.mkdir()
     store.remove(ids=["id0000"])  # which empties the log
@@ -265,7 +265,7 @@ def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: Mak
     (copy / "gallery.generation").unlink()
     with Gallery.open(copy) as again:
         assert len(again) == COUNT - 1
-        assert again.uuid != store.uuid  # it is another gallery now: nothing that was derived later is used for it
+        assert again.uuid != store.uuid  # it is a different gallery now, so later derived files are not used
         name = again.uuid
         again.add([Entry("other", "", "p")], make_vectors(1))
     for damage, same in (("", True), ("{", False)):
@@ -276,7 +276,7 @@ def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: Mak
 
 
 def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other gets to it between the new name and the record of it."""
+    """No other process can intervene between the new identity and its record."""
     store.close()
     (store.path / "gallery.generation").unlink()
     real = LastCommit.write
@@ -293,7 +293,7 @@ def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch
 
 
 def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVectors) -> None:
-    """A writer goes on between the two places that are compared."""
+    """A writer continues between reading the two places that are compared."""
     vectors = make_vectors(30, seed=1)
     with ThreadPoolExecutor(2) as pool:
         writing = pool.submit(lambda: [store.add([Entry(f"new{n}", "", "p")], vectors[n : n + 1]) for n in range(30)])
@@ -303,10 +303,10 @@ def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVect
 
 
 def test_a_writer_that_waited_does_not_write_into_a_replaced_gallery(store: Gallery, tmp_path: Path) -> None:
-    """It may come to its turn only after a build has made another file the gallery."""
+    """Its turn may come only after a build has replaced the gallery's file."""
     file, other = store.home / DATABASE, tmp_path / "other"
     other.touch()
-    live = iter([file, file, other])  # when it is opened, when a connection is taken, when the write begins
+    live = iter([file, file, other])  # at opening, at connecting, and at the start of the write
     kind = replace(GALLERY, live=lambda _: next(live))
     with (
         Connections(file, kind) as connections,

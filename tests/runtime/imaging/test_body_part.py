@@ -1,4 +1,4 @@
-"""What the words of BodyPartExamined name, in several languages and with damaged letters."""
+"""The parts of the body that BodyPartExamined names, in several languages and with damaged letters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ UNKNOWN = (
 @pytest.mark.parametrize("text", CHEST)
 def test_the_chest(text: str) -> None:
     assert named_parts(text) == {"chest"}
-    assert named_parts(text.encode().decode("latin-1")) == {"chest"}  # UTF-8 where the standard has Latin-1
+    assert named_parts(text.encode().decode("latin-1")) == {"chest"}  # UTF-8 instead of the standard's Latin-1
 
 
 @pytest.mark.parametrize("text", OTHER)

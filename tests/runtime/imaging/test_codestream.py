@@ -1,4 +1,4 @@
-"""Small files that ask for hours of work: refused by their headers, before a byte is decoded."""
+"""Small files that would take hours to decode are refused by their headers, before decoding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDE = 700
 
 
 def many_scans(times: int, *, progressive: bool = True, mode: str = "L") -> bytes:
-    """A blank JPEG whose last scan comes so often."""
+    """A blank JPEG whose last scan is repeated."""
     stream = io.BytesIO()
     Image.new(mode, (SIDE, SIDE)).save(stream, "JPEG", progressive=progressive)
     data = stream.getvalue()
@@ -60,7 +60,7 @@ def test_a_progressive_jpeg_is_read() -> None:
 
 
 def test_strips_of_a_tiff_that_are_the_same_bytes() -> None:
-    """Each would be decoded."""
+    """The decoder would decode each of them."""
     with pytest.raises(DecodingError, match="tiles lie apart, found some that overlap"):
         read_image(tiff_of(many_scans(100), strips=10))
 
@@ -101,7 +101,7 @@ def test_precincts_and_tiles_of_jpeg_2000_are_counted() -> None:
     for absurd in (header(7000, 8, 0, b""), header(7000, 7000, 1, b"\x11\x11")):
         with pytest.raises(DecodingError):
             check_packets(absurd, "image")
-        for end in range(len(absurd)):  # damage is left to the decoder
+        for end in range(len(absurd)):  # the decoder handles damage
             with suppress(DecodingError):
                 check_packets(absurd[:end], "image")
 
@@ -115,7 +115,7 @@ COC, POC = (
 
 
 def coding_style(frame: bytes) -> bytes:
-    """The segment COD of a codestream, with the most layers there can be."""
+    """The COD segment of a codestream, with the maximum number of layers."""
     at = frame.index(b"\xff\x52")
     segment = bytearray(frame[at : at + 2 + int.from_bytes(frame[at + 2 : at + 4], "big")])
     segment[6:8] = b"\xff\xff"
@@ -123,7 +123,7 @@ def coding_style(frame: bytes) -> bytes:
 
 
 def with_segment(frame: bytes, segment: bytes, before: bytes) -> bytes:
-    """A segment in the main header (before b"\xff\x90") or that of the tile's part (before b"\xff\x93")."""
+    """Insert a segment into the main header (before b"\xff\x90") or the tile-part's (before b"\xff\x93")."""
     at, part = frame.index(before), frame.index(b"\xff\x90")
     longer = frame[:at] + segment + frame[at:]
     if at == part:
@@ -153,13 +153,13 @@ def test_every_part_of_a_tile_is_looked_at() -> None:
     changed = frame[:last] + with_segment(frame[last:], coding_style(frame), b"\xff\x93")
     with pytest.raises(DecodingError, match="one coding style"):
         check_packets(changed, "image")
-    for lie in (1, 12, 13):  # lengths of a part: OpenJPEG goes on after 12 bytes that it says are all
+    for lie in (1, 12, 13):  # false tile-part lengths: OpenJPEG continues after 12 bytes
         with pytest.raises(DecodingError, match="one coding style"):
             check_packets(changed[: last + 6] + struct.pack(">I", lie) + changed[last + 10 :], "image")
 
 
 def test_a_header_within_a_box_of_a_jp2_file() -> None:
-    """What is checked is what is decoded."""
+    """The check must read the same header as the decoder."""
     frame: bytes = imagecodecs.jpeg2k_encode(PIXELS, codecformat="J2K", level=0)
     other: bytes = imagecodecs.jpeg2k_encode(PIXELS[::-1].copy(), codecformat="J2K", level=0)
     file: bytes = imagecodecs.jpeg2k_encode(PIXELS, codecformat="JP2", level=0)

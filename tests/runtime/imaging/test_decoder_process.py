@@ -1,4 +1,4 @@
-"""Images read by processes of their own: the same answers, and what comes of a decoder that hangs or crashes."""
+"""Decoder processes: the same answers as in process, and decoders that hang or crash."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def outcome(read: Callable[..., Radiograph], data: Any, **options: Any) -> tuple
 
 
 def stopped(pool: DecoderPool) -> int:
-    """The pid of the pool's process, which from now on answers nothing."""
+    """Stop the pool's process, so that it no longer answers. Returns its pid."""
     (process,) = pool._processes
     process.wait_until_ready()
     os.kill(process._child.pid, signal.SIGSTOP)
@@ -70,7 +70,7 @@ def test_a_path_and_an_array(pool: DecoderPool, tmp_path: Path) -> None:
 
 
 def test_memory_is_used_again_only_when_the_image_is_gone(pool: DecoderPool) -> None:
-    """An image outlives later ones, and once they are gone no more memory is held than for a file of each process."""
+    """An image outlives later ones. Once all are gone, each process holds memory for at most one file."""
     files = [whole_files()[name] for name in ("explicit.dcm", "x.png", "x.jpg")]
     images = [pool.read(data) for data in files]
     assert [image.stored.tolist() for image in images] == [read_image(data).stored.tolist() for data in files]
@@ -85,7 +85,7 @@ def test_memory_is_used_again_only_when_the_image_is_gone(pool: DecoderPool) -> 
 
 @pytest.mark.parametrize("name", ["x.png", "none"])
 def test_large_memory_is_not_kept(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Neither of an image nor of what was refused."""
+    """This holds for an image and for a refused file."""
     monkeypatch.setattr(module, "_KEPT", 1)
     pool._memories.clear()
     outcome(pool.read, whole_files().get(name, b"no image"))
@@ -140,7 +140,7 @@ def test_a_decoder_that_crashes(pool: DecoderPool, monkeypatch: pytest.MonkeyPat
             pool.read(whole_files()["x.png"])
     (process,) = pool._processes
     process.wait_until_ready()
-    process._child.kill()  # as Linux does to one that waits, when memory runs out
+    process._child.kill()  # as Linux does to an idle process when memory runs out
     process._child.wait()
     pool.read(whole_files()["x.png"])
 
@@ -215,7 +215,7 @@ sys.stdin.read()
 
 
 def test_no_decoder_outlives_a_killed_parent_and_none_imports_an_engine() -> None:
-    """The decoders hold this end of stderr too: `communicate` returns only once all of them are gone."""
+    """The decoders inherit this end of stderr, so `communicate` only returns once all of them are gone."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""DICOM files in colour: read where they are grey in fact, refused where they are not."""
+"""DICOM files in colour: read if they are actually grey, otherwise refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COLOURFUL = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)
 
 
 def colour_dicom(pixels: NDArray[np.uint8] = RGB, photometric: str = "RGB", **tags: Any) -> bytes:
-    """With a window that would show nothing: it is not the picture's."""
+    """A colour file with a window that would show nothing, since windows do not apply to colour."""
     tags = {"SamplesPerPixel": 3, "PlanarConfiguration": 0, "WindowCenter": 9000, "WindowWidth": 2} | tags
     return make_dicom(pixels, PhotometricInterpretation=photometric, **tags)
 
@@ -64,7 +64,7 @@ def test_grey_rgb(syntax: str, planar: int) -> None:
 def test_grey_ybr() -> None:
     ybr = convert_color_space(RGB, "RGB", "YBR_FULL")
     check(colour_dicom(ybr, "YBR_FULL"), "YBR_FULL", 1)
-    halved = np.empty((SIDE, SIDE * 2), np.uint8)  # Y Y Cb Cr of each two pixels (PS3.3 C.7.6.3.1.2)
+    halved = np.empty((SIDE, SIDE * 2), np.uint8)  # Y Y Cb Cr for every two pixels (PS3.3 C.7.6.3.1.2)
     halved[:, 0::4], halved[:, 1::4], halved[:, 2::4], halved[:, 3::4] = GREY[:, ::2], GREY[:, 1::2], 128, 128
     check(colour_dicom(halved, "YBR_FULL_422", Columns=SIDE), "YBR_FULL_422", 1)
 
@@ -148,7 +148,7 @@ def test_a_palette_of_bytes_said_to_be_of_16_bits() -> None:
 
 
 def test_luma_of_a_tinted_palette() -> None:
-    """A bluish X-ray of an old film scanner: channels 20 levels apart."""
+    """A bluish X-ray from an old film scanner, with channels 20 levels apart."""
     blue = [min(65535, value + 20 * 257) for value in RAMP]
     pixels = read_image(palette_dicom(RAMP, RAMP, blue)).pixels
     expected = 0.886 * GREY + 0.114 * np.minimum(GREY.astype(float) + 20, 255)

@@ -1,4 +1,4 @@
-"""DICOM: grey values worked out by hand, and each known trap."""
+"""DICOM: grey values computed by hand, and all known pitfalls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_window_of_width_one_is_a_threshold() -> None:
 
 
 def test_window_of_stored_values() -> None:
-    """Centre 1000.5, width 511: 745 is 0, each grey level is two values, 1255 is 255."""
+    """With centre 1000.5 and width 511, 745 is 0, each grey level covers two values, and 1255 is 255."""
     radiograph = read_image(make_dicom(WindowCenter=1000.5, WindowWidth=511))
     flat = radiograph.pixels.ravel()
     assert flat[[0, 745, 747, 765, 1255, 1253, 1254, 4095]].tolist() == [0, 0, 1, 10, 255, 254, 254, 255]
@@ -65,7 +65,7 @@ def test_modality_lut_replaces_rescale(vr: str) -> None:
     table = lut_sequence(1000, list(range(0, 4000, 10)), 16, vr)
     data = make_dicom(ModalityLUTSequence=table, RescaleSlope=0, WindowCenter=2000.5, WindowWidth=4001)
     flat = read_image(data).pixels.ravel()
-    # 1100 -> 1000 -> 63.75; below the table its first value, above it its last (3990 -> 254.4)
+    # 1100 -> 1000 -> 63.75; the first value below the table, the last one above it (3990 -> 254.4)
     assert flat[[0, 1000, 1100, 1400, 4095]].tolist() == [0, 0, 64, 254, 254]
 
 
@@ -119,7 +119,7 @@ def test_without_preamble_and_meta(syntax: str) -> None:
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])
 @pytest.mark.parametrize("vr", ["OB", "OW"])
 def test_8_bits(syntax: str, vr: str) -> None:
-    """OW holds two pixels a word, the first in its low byte (PS3.5 section 8.1.1)."""
+    """OW has two pixels per word, the first in the low byte (PS3.5 section 8.1.1)."""
     pixels = (STORED // 16).astype(np.uint8)
     swapped = syntax == ExplicitVRBigEndian and vr == "OW"
     data = pixels.view("<u2").byteswap().tobytes() if swapped else pixels.tobytes()
@@ -129,11 +129,11 @@ def test_8_bits(syntax: str, vr: str) -> None:
     assert np.array_equal(read_image(file[:start] + vr.encode() + file[start + 2 :]).pixels, pixels)
 
 
-# -- traps
+# -- pitfalls
 
 
 def test_high_bit_above_the_stored_bits() -> None:
-    """12 bits at the top of 16: pydicom would take the low 12."""
+    """The 12 stored bits are the high ones of 16: pydicom would take the low 12."""
     shifted = make_dicom(STORED << 4, HighBit=15)
     assert np.array_equal(read_image(shifted).pixels, read_image(make_dicom()).pixels)
 
@@ -209,7 +209,7 @@ def test_padding_is_dark_and_out_of_the_range(photometric: str, padding: int, li
 
 
 def test_padding_of_the_other_sign() -> None:
-    """-32000 written as unsigned is 33536, 65535 written as signed is -1."""
+    """-32000 written as unsigned is 33536; 65535 written as signed is -1."""
     signed = STORED.astype(np.int16)
     signed[0] = -32000
     tags = {"BitsStored": 16, "HighBit": 15, "WindowWidth": None}
@@ -253,7 +253,7 @@ def test_blank() -> None:
         read_image(make_dicom(np.full((SIDE, SIDE), 9, np.uint16), WindowWidth=None))
 
 
-# -- what a header says of scale, and data that contradict it
+# -- scales in the header, and data that contradict them
 
 TEN_BITS = (STORED % 1024).astype(np.uint16)
 NARROW = [round(4095 * i / 1023) for i in range(1024)]
@@ -281,7 +281,7 @@ def test_a_voi_lut_of_other_bits_than_it_says(photometric: str, bits: int) -> No
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 def test_a_modality_lut_of_other_bits_than_it_says(photometric: str) -> None:
-    """It gives values, not greys: what it says of its bits changes nothing."""
+    """It maps to values, not to greys, so its number of bits does not matter."""
 
     def read(bits: int, **tags: Any) -> Any:
         table = lut_sequence(0, NARROW, bits)
@@ -308,7 +308,7 @@ def test_a_lut_that_reaches_its_range_stays_as_it_is(highest: int) -> None:
 
 @pytest.mark.parametrize("bits", [8, 12, 16])
 def test_a_lut_that_ends_one_above_its_bits(bits: int) -> None:
-    """Its highest entry is white, not the half of the next bit's range."""
+    """Its highest entry is white, not half of the range of one more bit."""
     entries = [4 * i for i in range(1023)] + [4096]
     radiograph = read_image(ten_bit_dicom(VOILUTSequence=lut_sequence(0, entries, bits)))
     assert radiograph.pixels.ravel()[[0, 512, 1023]].tolist() == [0, 128, 255]
@@ -330,7 +330,7 @@ def test_a_lut_of_one_byte_an_entry(syntax: str, count: int) -> None:
     pixels = (STORED % count).astype(np.uint8)
     values = [255 - 255 * i // (count - 1) for i in range(count)]
     data = bytes(values) + b"\0" * (count % 2)
-    if syntax == ExplicitVRBigEndian:  # the first of two in the low byte of a word
+    if syntax == ExplicitVRBigEndian:  # the first of two bytes is the low byte of a word
         data = np.frombuffer(data, "<u2").astype(">u2").tobytes()
     item = Dataset()
     item.add_new("LUTDescriptor", "US", [count, 0, 8])
@@ -341,7 +341,7 @@ def test_a_lut_of_one_byte_an_entry(syntax: str, count: int) -> None:
 
 
 def test_a_lut_of_bytes_written_as_numbers() -> None:
-    """VR US: two entries in each number."""
+    """With VR US, each number holds two entries."""
     item = Dataset()
     item.add_new("LUTDescriptor", "US", [256, 0, 8])
     item.add_new("LUTData", "US", np.arange(256, dtype=np.uint8).view("<u2").tolist())

@@ -1,4 +1,4 @@
-"""What a DICOM object is of, by its class, modality, body part and view: codes beside words, and contradictions."""
+"""The content of a DICOM object by class, modality, body part and view: codes, words, and contradictions."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_the_region_of_a_dx_image(code: str) -> None:
 @pytest.mark.parametrize("scheme", ["99ACME", "L", "", None])
 @pytest.mark.parametrize("code", ["4711", CHEST, KNEE])
 def test_a_region_by_a_vendors_own_code_is_a_warning(code: str, scheme: str | None) -> None:
-    """It may be any number, another scheme's among them: the words decide."""
+    """It may be any number, even one from another scheme, so the words decide."""
     region = coded(code, scheme)
     (warning,) = read_image(make_dicom(AnatomicRegionSequence=region)).warnings
     assert "AnatomicRegionSequence (0008,2218) holds a code of an unknown scheme" in warning
@@ -117,7 +117,7 @@ def test_another_region_is_refused(part: str | None) -> None:
 @pytest.mark.parametrize("code", [None, "", "SECRET^NAME^OF^SOMEONE"])
 def test_a_region_without_a_code(code: str | None) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom's, of what is made here
+        warnings.simplefilter("ignore")  # from pydicom, about values made here
         data = make_dicom(AnatomicRegionSequence=coded(code))
     with pytest.raises(DicomImageError, match=r"AnatomicRegionSequence.*CodeValue") as caught:
         read_image(data)

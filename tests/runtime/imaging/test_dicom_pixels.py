@@ -1,4 +1,4 @@
-"""Compressed frames: their values, and what is refused."""
+"""Compressed frames: values and refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ X_RAY += np.random.default_rng(0).integers(0, 60, SHAPE, dtype=np.uint16)  # up 
 
 
 def packed(pixels: NDArray[Any]) -> bytes:
-    """RLE by PS3.5 annex G: literal runs of each row alone, the most significant byte's plane first."""
+    """RLE by PS3.5 annex G: literal runs that end with each row, the most significant byte's plane first."""
     planes = pixels.astype(pixels.dtype.newbyteorder(">")).view(np.uint8).reshape(*pixels.shape, -1)
     segments = []
     for plane in range(planes.shape[2]):
@@ -60,7 +60,7 @@ ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {
 
 
 def compressed(kind: str, pixels: NDArray[Any], frame: bytes | None = None) -> bytes:
-    """A file around a frame of `pixels`, or around another."""
+    """A file with the encoded `pixels`, or with another frame."""
     syntax, encode = ENCODERS[kind]
     dataset = Dataset()
     dataset.file_meta = FileMetaDataset()
@@ -91,7 +91,7 @@ def test_values(kind: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("kind", ENCODERS)
 def test_damage_is_refused(kind: str) -> None:
-    """Cut off, and with bytes changed: an image or a typed error."""
+    """A file that is cut off or has changed bytes gives an image or a typed error."""
     pixels = np.tile(X_RAY, (1, 2))[:, :90]
     frame = ENCODERS[kind][1](pixels)
     generator = np.random.default_rng(0)
@@ -138,14 +138,14 @@ TWELVE = SIGNED.view(np.uint16) & 0xFFF
     ],
 )
 def test_signed_values_however_the_codestream_holds_them(syntax: str, frame: bytes) -> None:
-    """With a sign, as two's complement of all 16 bits or of the 12 that are stored."""
+    """The codestream may be signed, or have two's complement of all 16 bits or of the 12 stored ones."""
     radiograph = read_image(make_dicom(SIGNED, syntax=syntax, frame=frame, **TAGS))
-    signed = np.left_shift(radiograph.stored.view(np.int16), 4) >> 4  # the bits above mean nothing
+    signed = np.left_shift(radiograph.stored.view(np.int16), 4) >> 4  # ignore the bits above
     assert np.array_equal(signed, SIGNED)
 
 
 def test_a_progressive_jpeg_is_in_no_transfer_syntax() -> None:
-    """PS3.5, 8.2.1: sequential processes alone."""
+    """PS3.5, 8.2.1 only allows sequential processes."""
     pixels = (X_RAY // 16).astype(np.uint8)
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "JPEG", progressive=True)
@@ -182,7 +182,7 @@ def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_pixels_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four threads meet inside of the decoder: behind one lock they could not."""
+    """Four threads meet inside the decoder, which would be impossible behind one lock."""
     data = compressed("jpegls", X_RAY)
     expected = read_image(data).pixels
     met = threading.Barrier(4)
@@ -199,7 +199,7 @@ def test_pixels_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_native_frame_is_not_copied() -> None:
-    """What is stored lies in the file's bytes, and pixels are made once."""
+    """Stored values are a view of the file's bytes, and pixels are computed once."""
     pixels = np.tile(X_RAY, (16, 20))
     dataset = dcmread(io.BytesIO(compressed("rle", X_RAY)))
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian

@@ -1,4 +1,4 @@
-"""JPEG 2000 at a lower resolution: the standard's low-pass band to the last bit, and the model's input as ever."""
+"""JPEG 2000 at a lower resolution: bit-exact low-pass band of the standard, and nearly the same model input."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Pixels = NDArray[np.uint16]
 
 
 def x_ray(height: int, width: int) -> Pixels:
-    """12 bits: a smooth picture, an edge, and a detector's noise."""
+    """A 12-bit image: a smooth gradient, an edge, and detector noise."""
     y, x = np.mgrid[:height, :width]
     smooth = 1800 + 900 * np.sin(x / 23) * np.cos(y / 31) + 600 * (x + y > 300)
     noise = np.random.default_rng(0).integers(-60, 61, (height, width))
@@ -76,7 +76,7 @@ def dicom(pixels: NDArray[Any], frame: bytes | None = None, syntax: str = JPEG20
 
 
 def low_pass(signal: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Along the first axis, by the lifting steps of ISO/IEC 15444-1, F.4.8.1, with its mirrored border."""
+    """The low-pass band along the first axis, by the lifting steps of ISO/IEC 15444-1, F.4.8.1, with mirrored border."""
     even, odd = signal[::2], signal[1::2]
     following = np.concatenate([even[1:], even[-1:]])[: len(odd)]
     high = odd - (even[: len(odd)] + following) // 2
@@ -88,7 +88,7 @@ def low_pass(signal: NDArray[np.int64]) -> NDArray[np.int64]:
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(80, 72), (65, 70), (66, 71), (67, 97)])
 def test_values_are_those_of_the_low_pass_band(shape: tuple[int, int], times: int) -> None:
-    """Worked out by the standard's own steps, for sides that no power of two divides."""
+    """Computed by the standard's steps, for sides that no power of two divides."""
     pixels = x_ray(*shape)
     expected = pixels.astype(np.int64)
     for _ in range(times):
@@ -110,11 +110,11 @@ def test_values_of_any_depth(bits: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "spec", "times"),
     [
-        ((3056, 2500), PreprocessSpec(270, 224), 1),  # 2500 / 270 = 9.3: three are left of four and a half
+        ((3056, 2500), PreprocessSpec(270, 224), 1),  # 2500 / 270 = 9.3, halved once 4.6, twice below 3
         ((3056, 2500), PreprocessSpec(154, 128), 2),
         ((3240, 4000), PreprocessSpec(270, 224), 2),
         ((3239, 4000), PreprocessSpec(270, 224), 1),
-        ((6480, 7000), PreprocessSpec(270, 224), 2),  # at an eighth of the resolution aliasing shows
+        ((6480, 7000), PreprocessSpec(270, 224), 2),  # at an eighth of the resolution, aliasing is visible
         ((1619, 4000), PreprocessSpec(270, 224), 0),
         ((200, 200), PreprocessSpec(270, 224), 0),
         ((3056, 2500), PreprocessSpec(224, 224), 0),  # the crop reaches the border
@@ -149,7 +149,7 @@ def test_golden_values() -> None:
 
 
 def test_what_overshoots_is_decoded_in_full() -> None:
-    """The codestream has 16 bits, the image 12: beyond 4095 lies another grey value, dark again."""
+    """The codestream has 16 bits, the image 12: values above 4095 would wrap to dark ones."""
     y, x = np.mgrid[:256, :256]
     pixels = (4095 * ((x // 5 + y // 7) % 2)).astype(np.uint16)
     halved = decode_halved(encoded(pixels), pixels.shape, 1)
@@ -162,7 +162,7 @@ def test_what_overshoots_is_decoded_in_full() -> None:
 
 def test_damage_is_refused_as_ever() -> None:
     pixels = x_ray(240, 250)
-    frame = encoded(pixels, bitspersample=12)  # so that no damage gives values of more bits
+    frame = encoded(pixels, bitspersample=12)  # so that damage cannot give values with more bits
     generator = np.random.default_rng(0)
     outcomes = []
     for trial in range(60):
@@ -194,8 +194,8 @@ def test_a_blank_image_is_refused_as_ever() -> None:
     "make",
     [
         lambda pixels: dicom(pixels[:200]),  # too small
-        lambda pixels: dicom(pixels, encoded(pixels, resolutions=1)),  # no lower resolution inside
-        lambda pixels: dicom(pixels, WindowCenter=None, WindowWidth=None),  # by its lowest and highest value
+        lambda pixels: dicom(pixels, encoded(pixels, resolutions=1)),  # no lower resolution in the codestream
+        lambda pixels: dicom(pixels, WindowCenter=None, WindowWidth=None),  # scaled by its lowest and highest value
         lambda pixels: dicom(pixels, PixelPaddingValue=0),
         lambda pixels: dicom(pixels.astype(np.int16) - 2048),
         lambda pixels: dicom(pixels, imagecodecs.jpegls_encode(pixels), JPEGLSLossless),
@@ -230,7 +230,7 @@ def test_another_image_than_the_header_says() -> None:
     assert decode_halved(frame[:20], (240, 250), 1) is None
     assert decode_halved(encoded(np.zeros((240, 250, 3), np.uint8)), (240, 250), 1) is None
     shifted = bytearray(frame)
-    shifted[8:24] = np.array([251, 241, 1, 1], ">u4").tobytes()  # the same size, one pixel off the canvas's origin
+    shifted[8:24] = np.array([251, 241, 1, 1], ">u4").tobytes()  # same size, one pixel off the canvas origin
     assert decode_halved(bytes(shifted), (240, 250), 1) is None
 
 
@@ -284,14 +284,14 @@ def test_real_files(shared: Path, file: str, size: int, step: int) -> None:
     full = read_image(shared / "dicom" / file)
     reduced = read_image(shared / "dicom" / file, reduced_for=spec)
     if file == REAL[1] and size == 128:
-        step = 2  # 1841 pixels are too few
+        step = 2  # 1841 pixels are too few for 4
     assert reduced.reduction == Reduction(step, full.pixels.shape)
     difference = np.abs(preprocess(reduced, spec).astype(int) - preprocess(full, spec))
     assert difference.max() <= 1
 
 
 def test_real_x_rays_with_sharp_edges(shared: Path) -> None:
-    """The files are small, so that every letter and border is as sharp as can be: a worst case, and how bad it is."""
+    """A worst case: the files are small, so letters and borders are as sharp as possible."""
     shares, worst = [], 0
     for path in sorted((shared / "nih" / "images").iterdir())[:200:10]:
         pixels = read_image(path).pixels

@@ -1,4 +1,4 @@
-"""RLE Lossless: planes however they are packed, and no more is unpacked than the image has room for."""
+"""RLE Lossless: planes in any valid packing; never unpacks more than the image has room for."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def decode(data: bytes, planes: int = 1) -> list[list[list[int]]]:
 @pytest.mark.parametrize(
     "segment",
     [
-        LITERAL,  # one packet, from row to row
+        LITERAL,  # one packet across rows
         b"".join(bytes([0, value]) for value in PLANE.ravel()),
-        b"".join(bytes([128, 0, value]) for value in PLANE.ravel()),  # 128 says nothing
-        LITERAL + b"\0",  # to an even length
+        b"".join(bytes([128, 0, value]) for value in PLANE.ravel()),  # 128 is ignored
+        LITERAL + b"\0",  # padded to an even length
         LITERAL + b"\0" * 15,
     ],
 )
@@ -54,10 +54,10 @@ def test_the_first_plane_holds_the_high_bytes() -> None:
         frame(LITERAL)[:63],
         frame(LITERAL)[:-1],
         frame(b""),
-        frame(LITERAL, LITERAL),  # two planes of an image that has one
-        frame(LITERAL).replace(b"\x40", b"\x3f", 1),  # a segment inside of the header
+        frame(LITERAL, LITERAL),  # two planes for an image with one
+        frame(LITERAL).replace(b"\x40", b"\x3f", 1),  # a segment inside the header
         frame(LITERAL).replace(b"\x40", b"\xff", 1),  # or beyond the end
-        frame(LITERAL + LITERAL + LITERAL),  # an image of three times as many rows
+        frame(LITERAL + LITERAL + LITERAL),  # three times as many rows
         frame(bytes([129, 7]) * 200_000),  # two bytes become 128
     ],
 )
@@ -67,7 +67,7 @@ def test_damage_and_bombs_are_refused(data: bytes) -> None:
 
 
 def test_pydicoms_loop_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Megabytes of packets of a byte each keep it busy for seconds, and all other threads waiting."""
+    """Megabytes of one-byte packets keep it busy for seconds, and block all other threads."""
     monkeypatch.setattr("pydicom.pixels.decoders.base.Decoder.as_array", None)
     pixels = (STORED // 16).astype(np.uint8)
     packets = b"".join(bytes([0, value]) for value in pixels.ravel())

@@ -1,4 +1,4 @@
-"""DICOM: what is refused, what is doubted, damage, and threads."""
+"""DICOM: refusals, warnings, damage, and threads."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_missing_identifiers_are_empty() -> None:
 )
 def test_uids_and_study_date(text: str | None, day: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pydicom's, of how ACR-NEMA wrote dates
+        warnings.simplefilter("ignore")  # from pydicom, about ACR-NEMA dates
         data = make_dicom(StudyDate=text)
     radiograph = read(data)
     assert (radiograph.sop_instance_uid, radiograph.study_id, radiograph.date) == ("1.2.3", "1.2.4", day)
@@ -160,7 +160,7 @@ def test_odd_number_of_bytes_is_padded_to_even() -> None:
 
 
 def test_nonconformant_values_become_one_warning_without_the_patient(caplog: pytest.LogCaptureFixture) -> None:
-    """pydicom warns of the UID, logs it as well, and quotes it."""
+    """pydicom warns about the UID and also logs it, quoting it."""
     data = make_dicom().replace(b"1.2.4\0", b"SECRET")
     (warning,) = read(data).warnings
     assert "deviation(s) from the standard" in warning
@@ -230,7 +230,7 @@ def test_what_is_dicom() -> None:
 
 
 def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file may be read another time."""
+    """Reading the file may succeed later."""
 
     def dcmread(*args: Any, **options: Any) -> None:
         raise MemoryError
@@ -242,7 +242,7 @@ def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
 def test_damage_gives_nothing_but_image_errors(syntax: str) -> None:
-    """Cut off and flipped bytes: an image or a typed error that names no patient, and no warning."""
+    """Truncated files and flipped bytes give an image, or a typed error without patient data, and no warning."""
     table = lut_sequence(0, list(range(0, 4096, 4)), 12)
     data = make_dicom(syntax=syntax, VOILUTSequence=table, RescaleSlope=1, RescaleIntercept=0, PixelPaddingValue=0)
     header = data.index(b"\xe0\x7f\x10\x00") + 12
@@ -264,7 +264,7 @@ def test_damage_gives_nothing_but_image_errors(syntax: str) -> None:
 
 
 def deflated(dataset: bytes) -> bytes:
-    """A file of Deflated Explicit VR Little Endian around a data set."""
+    """A file with the data set in Deflated Explicit VR Little Endian."""
     meta = make_dicom(syntax=DeflatedExplicitVRLittleEndian, PixelData=b"\0\0")
     length = 132 + 12 + int.from_bytes(meta[140:144], "little")
     squeezer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -288,7 +288,7 @@ def test_deflated_data_set_is_not_inflated_without_end(monkeypatch: pytest.Monke
     body = plain[plain.index(b"\x08\x00\x16\x00") :]
     bomb = deflated(body + bytes(20 * 2**20))
     assert len(bomb) < 100_000
-    monkeypatch.setattr(zlib, "decompress", None)  # it has no limit
+    monkeypatch.setattr(zlib, "decompress", None)  # it has no size limit
     with pytest.raises(ImageSizeError, match="inflate"):
         read(bomb, max_pixels=1_000_000)
     monkeypatch.setattr(dicom_reader, "ImageLimits", partial(ImageLimits, max_pixels=1_000_000))
@@ -321,7 +321,7 @@ def test_warnings_of_other_threads_are_theirs() -> None:
 
 
 def test_threads_leave_the_warning_filters_alone() -> None:
-    """`warnings.catch_warnings` is not safe in threads by itself: filters stay changed for good."""
+    """`warnings.catch_warnings` alone is not thread-safe: filters could stay changed permanently."""
     before = list(warnings.filters)
     stream = io.BytesIO()
     Image.fromarray((STORED // 16).astype(np.uint8)).save(stream, "PNG")

@@ -1,4 +1,4 @@
-"""DICOM: a stated outcome for every real file, and codestreams of real files that are cut off."""
+"""DICOM: the expected outcome of every real file, and truncated codestreams of real files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def saved(dataset: Dataset) -> bytes:
 OUTCOMES: dict[str, type[ImageError] | tuple[str, int]] = {  # view and number of warnings, or the error
     "chest_mono1_10bit_no_preamble_no_meta.dcm": ("PA", 0),
     "chest_mono1_10bit_explicit.dcm": ("PA", 0),
-    "dx_thorax_mono1_8bit_small.dcm": ("", 3),  # a dog from the side: no ViewPosition, but a description, and a picture
+    "dx_thorax_mono1_8bit_small.dcm": ("", 3),  # a lateral dog: no ViewPosition, but description and picture
     "rsna_nih_jpegbaseline_mono2.dcm": ("PA", 1),
     "chest_rg1_j2k_lossy_mono1_15bit.dcm": ("PA", 0),
     "chest_canon_j2k_lossless_mono1_12bit_bad.dcm": DamagedImageError,
@@ -81,14 +81,14 @@ def test_every_real_file_has_an_outcome(shared: Path) -> None:
 
 @pytest.mark.parametrize("file", [file for file, outcome in OUTCOMES.items() if isinstance(outcome, tuple)])
 def test_grey_values_of_real_files_by_pydicom(shared: Path, file: str) -> None:
-    """pydicom's own modality LUT and VOI LUT, pixel by pixel; its range is that of the stored bits."""
+    """Compare with pydicom's modality LUT and VOI LUT, pixel by pixel; its range is that of the stored bits."""
     dataset = dcmread(shared / "dicom" / file, force=True)
     if dataset.get("VOILUTFunction") == "SIGMOID":
         dataset.WindowCenter, dataset.WindowWidth = 512, 1024  # the first of two; pydicom fails on the second
     if "TransferSyntaxUID" not in dataset.file_meta:
         dataset.file_meta.TransferSyntaxUID = ImplicitVRLittleEndian
     if dataset.file_meta.TransferSyntaxUID == JPEGBaseline8Bit:
-        dataset.pixel_array_options(decoding_plugin="pillow")  # another plugin rounds otherwise
+        dataset.pixel_array_options(decoding_plugin="pillow")  # another plugin rounds differently
     values = apply_modality_lut(dataset.pixel_array, dataset)
     if "WindowWidth" in dataset:
         grey = apply_voi_lut(values, dataset) / (2**dataset.BitsStored - 1)
@@ -101,7 +101,7 @@ def test_grey_values_of_real_files_by_pydicom(shared: Path, file: str) -> None:
 
 @pytest.mark.parametrize("file", ["rsna_nih_jpegbaseline_mono2.dcm"])
 def test_lungs_are_darker_than_the_middle_of_a_real_chest(shared: Path, file: str) -> None:
-    """Seen by eye once: the right way up, and bone bright."""
+    """These were checked once by eye: upright, with bright bone."""
     pixels = read_image(shared / "dicom" / file).pixels
     height, width = pixels.shape
     band = pixels[int(0.35 * height) : int(0.55 * height)].mean(axis=0)
@@ -110,7 +110,7 @@ def test_lungs_are_darker_than_the_middle_of_a_real_chest(shared: Path, file: st
 
 
 def test_air_is_dark_in_a_real_monochrome1_file(shared: Path) -> None:
-    """Stored 0 is white there: window 550 / 1024 by hand for the stored values, then inverted."""
+    """Stored 0 is white. The window 550 / 1024 is applied to the stored values by hand, then inverted."""
     path = shared / "dicom" / "chest_mono1_10bit_explicit.dcm"
     expected = 255 - 255 * np.clip((dcmread(path).pixel_array - 549.5) / 1023 + 0.5, 0, 1)
     assert np.abs(read_image(path).pixels - expected).max() <= 0.5
@@ -131,7 +131,7 @@ COMPRESSED = [
 @pytest.mark.parametrize("part", [0.5, 0.95])
 @pytest.mark.parametrize("file", COMPRESSED)
 def test_codestream_that_is_cut_off_is_damaged(shared: Path, file: str, part: float) -> None:
-    """Several decoders would fill in what is missing, and say nothing."""
+    """Several decoders would silently fill in the missing part."""
     dataset = dcmread(shared / "dicom" / file)
     dataset.BodyPartExamined = "CHEST"
     (frame,) = generate_frames(dataset.PixelData, number_of_frames=1)
@@ -142,7 +142,7 @@ def test_codestream_that_is_cut_off_is_damaged(shared: Path, file: str, part: fl
 
 @pytest.mark.parametrize("file", COMPRESSED[:4])
 def test_codestream_that_is_whole_is_read(shared: Path, file: str) -> None:
-    """Some end in a byte of FF or 00 to make their length even."""
+    """Some end in a padding byte FF or 00 for an even length."""
     dataset = dcmread(shared / "dicom" / file)
     dataset.BodyPartExamined = "CHEST"
     assert read_image(saved(dataset)).pixels.shape == (dataset.Rows, dataset.Columns)

@@ -1,4 +1,4 @@
-"""Values of a compressed frame against BitsStored: never wrapped, as those of a native frame rightly are."""
+"""Values beyond BitsStored: never wrapped in a compressed frame, unlike in a native one, where that is correct."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dicom_files import SIDE, make_dicom
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
-#: 0 to 6048, of 13 bits.
+#: 13-bit values from 0 to 6048.
 LARGE: NDArray[np.uint16] = np.add.outer(np.arange(SIDE) * 48, np.arange(SIDE) * 48).astype(np.uint16)
 FULL = {"WindowCenter": 2048, "WindowWidth": 4096}
 LOSSLESS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {
@@ -55,7 +55,7 @@ def test_values_within_bits_stored_are_read_whatever_the_codestreams_precision(k
 
 @pytest.mark.parametrize(("bits", "fits"), [(13, True), (12, False)])
 def test_signed_values(bits: int, fits: bool) -> None:
-    """-3024 to 3024."""
+    """The values range from -3024 to 3024."""
     pixels = LARGE.astype(np.int16) - 3024
     syntax, encode = LOSSLESS["j2k"]
     tags = {"BitsStored": bits, "HighBit": bits - 1, "WindowCenter": 0, "WindowWidth": 8192}
@@ -68,7 +68,7 @@ def test_signed_values(bits: int, fits: bool) -> None:
 
 
 def test_what_a_lossy_codec_overshoots_is_white_and_not_black() -> None:
-    """10 bits stored in a codestream of 12, as some devices write them: beyond 1023 lies no other grey value."""
+    """Some devices store 10 bits in a 12-bit codestream: values above 1023 are clipped."""
     y, x = np.mgrid[:SIDE, :SIDE]
     pixels = (1023 * ((x // 6 + y // 6) % 2)).astype(np.uint16)
     coarse = imagecodecs.jpeg8_encode(pixels, level=70, bitspersample=12)
@@ -77,7 +77,7 @@ def test_what_a_lossy_codec_overshoots_is_white_and_not_black() -> None:
     tags = {"BitsStored": 10, "HighBit": 9, "WindowCenter": 512, "WindowWidth": 1024}
     radiograph = read_image(make_dicom(pixels, syntax=JPEGExtended12Bit, frame=coarse, **tags))
     assert radiograph.stored.max() == 1023
-    assert np.abs(radiograph.stored.astype(int) - np.minimum(decoded, 1023)).max() <= 2  # two decoders' rounding
+    assert np.abs(radiograph.stored.astype(int) - np.minimum(decoded, 1023)).max() <= 2  # decoders round differently
     assert radiograph.pixels[pixels == 1023].min() > 200
 
 

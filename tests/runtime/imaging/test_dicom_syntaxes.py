@@ -1,4 +1,4 @@
-"""Bits and transfer syntaxes: each with an array worked out by hand, to the value or within a lossy codec's error."""
+"""Bits and transfer syntaxes: values of known arrays, exact or within the error of a lossy codec."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from dicom_files import SIDE, make_dicom
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
-#: 12 bits, smooth: 0 to 4032 from corner to corner.
+#: A smooth 12-bit image, 0 to 4032 from corner to corner.
 SMOOTH: NDArray[np.uint16] = np.add.outer(np.arange(SIDE) * 32, np.arange(SIDE) * 32).astype(np.uint16)
 SMOOTH_8 = (SMOOTH // 16).astype(np.uint8)  # 0 to 252
 FULL = {"WindowCenter": 2048, "WindowWidth": 4096}
@@ -43,7 +43,7 @@ FULL_8 = {"WindowCenter": 128, "WindowWidth": 256}
 @pytest.mark.parametrize("bits", range(8, 17))
 @pytest.mark.parametrize("signed", [False, True])
 def test_every_number_of_bits(bits: int, signed: bool) -> None:
-    """A ramp over all of the range, and a window that is just that: black, then a level each 1/255 of it."""
+    """A ramp and a window over the full range: black, then one level per 1/255 of it."""
     top = 2**bits - 1
     ramp = np.linspace(0, top, SIDE * SIDE).round().reshape(SIDE, SIDE)
     low = -(2 ** (bits - 1)) if signed else 0
@@ -57,7 +57,7 @@ def test_every_number_of_bits(bits: int, signed: bool) -> None:
 
 @pytest.mark.parametrize("bits", [10, 12, 15])
 def test_bits_beside_the_stored_ones_mean_nothing(bits: int) -> None:
-    """Overlays of old devices lie there; the value is at the bottom or, by HighBit, at the top."""
+    """Old devices put overlays there; the value is in the low bits or, with HighBit, in the high ones."""
     values = (SMOOTH % 2**bits).astype(np.uint16)
     window = {"WindowCenter": 2 ** (bits - 1), "WindowWidth": 2**bits, "BitsStored": bits}
     expected = np.rint(values / (2**bits - 1) * 255)
@@ -74,7 +74,7 @@ def jpeg(pixels: NDArray[np.uint8]) -> bytes:
 
 
 Encode = Callable[[NDArray[Any]], bytes]
-#: The syntax, an encoder of 12 bits, and by how much a stored value may be off.
+#: Transfer syntax -> a 12-bit encoder, and the maximum error of a stored value.
 TWELVE_BITS: dict[str, tuple[str, Encode, int]] = {
     "extended": (JPEGExtended12Bit, lambda p: imagecodecs.jpeg8_encode(p, level=100, bitspersample=12), 4),
     "lossless": (JPEGLossless, lambda p: imagecodecs.ljpeg_encode(p, bitspersample=12), 0),
@@ -126,7 +126,7 @@ def test_the_size_in_a_codestream(kind: str) -> None:
         assert header.shape == (SIDE, SIDE, 1)
         assert header.precision == (8 if kind == "baseline" else 12 if kind[0] in "el" else 16)
     for end in range(0, 60):
-        frame_header(frame[:end])  # raises nothing
+        frame_header(frame[:end])  # does not raise
 
 
 def test_what_has_no_size() -> None:
@@ -146,7 +146,7 @@ def test_what_has_no_size() -> None:
 
 @pytest.mark.parametrize("kind", FRAMES)
 def test_a_frame_that_claims_another_size_is_not_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few bytes that say 60,000 x 60,000: decoders would make room for it."""
+    """A few bytes claim 60,000 x 60,000 pixels, for which decoders would allocate memory."""
     syntax, frame = FRAMES[kind]
     big = bytearray(frame)
     if b"\xff\x4f\xff\x51" in frame[:100]:

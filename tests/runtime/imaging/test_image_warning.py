@@ -1,4 +1,4 @@
-"""Warnings of single images: their kinds, and the counts and lists of many."""
+"""Warnings about images: kinds, counts and lists."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LATERAL = ImageWarning("probably not frontal", "SeriesDescription says LAT")
 
 
 def test_a_warning_is_its_sentence() -> None:
-    """And keeps its kind on the way from a worker."""
+    """It also keeps its kind when a worker returns it."""
     for warning in (VIEW, pickle.loads(pickle.dumps(VIEW)), copy.deepcopy(VIEW)):
         assert (warning, warning.kind, json.dumps([warning])) == (
             "ViewPosition is missing", "view unknown", '["ViewPosition is missing"]',
@@ -51,7 +51,7 @@ def test_the_list(tmp_path: Path) -> None:
 
 
 def test_a_panoramic_image_of_teeth_leaves_a_trace() -> None:
-    """No body part and no view, and so nothing that says what it is."""
+    """It has no body part and no view, so nothing says what it is."""
     radiograph = read_image(make_dicom(BodyPartExamined=None, ViewPosition=None, SeriesDescription="OPG"))
     assert [warning.kind for warning in radiograph.warnings] == ["body part unknown", "view unknown"]
 

@@ -1,4 +1,4 @@
-"""The check of the picture itself: its network against loops, and what it says of phantoms, chests and other things."""
+"""The picture check: its network against plain loops, and its results for phantoms, chests and other images."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ CHANGES: dict[str, Callable[[Pixels], Pixels]] = {
 
 @pytest.fixture(scope="module")
 def phantoms() -> list[Pixels]:
-    """Of a seed that the check has not learnt from."""
+    """Phantoms with a seed that was not used in training."""
     return [draw(phantom, 128) for phantom in describe(12, seed=77)]
 
 
 def said(pixels: Pixels) -> list[str]:
-    """The keys of the picture's own sentences among an image's warnings."""
+    """The keys of the picture check's warnings about an image."""
     warnings = read_image(np.ascontiguousarray(pixels)).warnings
     return [key for key, sentence in SENTENCES.items() if sentence in warnings]
 
 
 def slowly(check: PictureCheck, grey: Pixels) -> NDArray[np.float64]:
-    """Logits [9] of one thumbnail, pixel by pixel, in float64."""
+    """Logits [9] of one thumbnail, computed pixel by pixel in float64."""
     x = grey.astype(np.float64)[..., None]
     x = (x - x.mean()) / (x.std() + 1)
     for weight, bias in zip(check.weights[:-1], check.biases[:-1], strict=True):
@@ -121,7 +121,7 @@ def test_it_comes_before_other_warnings(phantoms: list[Pixels]) -> None:
 
 
 def test_a_thumbnail_is_of_what_is_seen(phantoms: list[Pixels]) -> None:
-    """Stored values are looked up; a larger picture of the same gives nearly the same."""
+    """Stored values are mapped to grey; a larger version of the picture gives nearly the same thumbnail."""
     pixels = phantoms[0]
     greys = np.arange(255, -1, -1, dtype=np.uint8)
     inverted = thumbnail(Radiograph(pixels, "", "", greys=greys))
@@ -132,7 +132,7 @@ def test_a_thumbnail_is_of_what_is_seen(phantoms: list[Pixels]) -> None:
 
 
 def test_real_chests(shared: Path) -> None:
-    """Of the held-out images no more than one in a hundred is doubted, and nearly all changes are seen."""
+    """At most one in a hundred held-out images is doubted, and nearly all changes are detected."""
     nih = read_nih(shared / "nih/images", shared / "nih/Data_Entry_2017_v2020.csv", splits=shared / "nih/splits.csv")
     chests = [read_image(row.image) for row in nih if row.split == "test"]
     assert len(chests) == 333

@@ -1,4 +1,4 @@
-"""The deterministic part of preprocessing is held fixed by values stated here."""
+"""The deterministic part of preprocessing: fixed by the values in this file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BANDS_HASH = "f955d8ec8d5e354939c280c28ca12ce571a8d3e5bab855bcb0f5d506e1e81f05"
 
 
 def test_halving_is_a_triangle_filter_over_four_pixels() -> None:
-    """Weights of an output pixel at distances .5 and 1.5: (3, 3, 1, 1) / 8; at the border (3, 3, 1) / 7."""
+    """An output pixel's weights at distances .5 and 1.5 are (3, 3, 1, 1) / 8, and (3, 3, 1) / 7 at the border."""
     spec = PreprocessSpec(resize=32, crop=32)
     columns = np.zeros(64, np.uint8)
     columns[[0, 20, 43]] = 224
@@ -64,7 +64,7 @@ def test_the_aspect_ratio_is_squashed() -> None:
 
 
 def test_golden_values() -> None:
-    """A change of a single grey level, by whichever library, must be seen here: models would see it too."""
+    """This must detect a change of one grey level by any library, since models would be affected too."""
     y, x = np.mgrid[:600, :500]
     pixels = ((x * 7 + y * 3 + (x // 50 + y // 60) % 2 * 90) % 256).astype(np.uint8)
     reference, result = centre_crop(resize_square(pixels, SPEC), SPEC), preprocess(pixels, SPEC)
@@ -77,7 +77,7 @@ def test_golden_values() -> None:
 
 
 def test_golden_values_of_looked_up_greys() -> None:
-    """Large enough for several bands: the same by any number of threads, and within one grey level of the whole."""
+    """With several bands, results are the same for any number of threads, and within one grey level of one band."""
     y, x = np.mgrid[:2100, :1900]
     stored = ((x * 3 + y * 2 + (x // 190 + y // 210) % 2 * 900) % 4096).astype(np.uint16)
     greys = np.clip((np.arange(65536) - 300) / 12, 0, 255).astype(np.uint8)
@@ -93,7 +93,7 @@ def test_golden_values_of_looked_up_greys() -> None:
 @pytest.mark.parametrize("shape", [(32, 128), (45, 33), (270, 270), (271, 1000), (1024, 1024), (3001, 999)])
 @pytest.mark.parametrize("sizes", [(270, 224), (39, 32), (64, 64), (33, 32)])
 def test_the_input_is_the_centre_of_the_resized_square(shape: tuple[int, int], sizes: tuple[int, int]) -> None:
-    """Within one grey level, for sides that are made smaller, larger, or both; noise shows every wrong offset."""
+    """Within one grey level, for sides that shrink, grow, or both; noise reveals any wrong offset."""
     spec = PreprocessSpec(*sizes)
     pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     reference = centre_crop(resize_square(pixels, spec), spec)

@@ -1,4 +1,4 @@
-"""The intensity policies: by hand, with padding left out, of every format, and one and the same at both ends."""
+"""The intensity policies: computed by hand, without padding, for every format, and equal in training and runtime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_counts() -> None:
 
 
 def test_spread_by_hand() -> None:
-    """200 pixels: one of -50, two of 0, 194 from 10 to 20, two of 30, one of 1000."""
+    """200 pixels: one is -50, two are 0, 194 are 10 to 20, two are 30, one is 1000."""
     values = np.array([-50, 0, 10, 20, 30, 1000, 5000.0])
     counts = np.array([1, 2, 100, 94, 2, 1, 0])
     assert spread(values, counts, "minmax")[0] == pytest.approx([0, 50 / 1050, 60 / 1050, 70 / 1050, 80 / 1050, 1, 1])
@@ -46,7 +46,7 @@ def test_order_of_the_values_does_not_matter() -> None:
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 @pytest.mark.parametrize(("intensity", "low", "high"), [("minmax", 0, 4095), ("percentile", 40, 4055)])
 def test_dicom_by_hand(intensity: str, low: int, high: int, photometric: str) -> None:
-    """4096 pixels, each value once: 1% are 40.96, so the 41st value; 99% are 4055.04, so the 4056th."""
+    """4096 pixels have each value once: 1% is 40.96, so the 41st value; 99% is 4055.04, so the 4056th."""
     radiograph = read_image(
         make_dicom(PhotometricInterpretation=photometric, WindowCenter=10, WindowWidth=5), intensity=intensity
     )
@@ -59,7 +59,7 @@ def test_dicom_by_hand(intensity: str, low: int, high: int, photometric: str) ->
 
 @pytest.mark.parametrize(("intensity", "low", "high"), [("minmax", 500, 1500), ("percentile", 510, 1490)])
 def test_padding_is_left_out_before_any_percentile(intensity: str, low: int, high: int) -> None:
-    """1001 values from 500 to 1500, once each, and three pixels of padding for each of them."""
+    """There are 1001 values from 500 to 1500, once each, and three padding pixels for each of them."""
     flat = np.full(SIDE * SIDE, 4000, np.uint16)
     flat[100:1101] = np.arange(500, 1501)
     pixels = flat.reshape(SIDE, SIDE)
@@ -71,7 +71,7 @@ def test_padding_is_left_out_before_any_percentile(intensity: str, low: int, hig
 
 
 def test_the_range_is_that_of_values_after_rescale() -> None:
-    """A negative slope turns the order round."""
+    """A negative slope reverses the order."""
     data = make_dicom(RescaleSlope=-2, RescaleIntercept=5000)
     assert np.array_equal(read_image(data, intensity="minmax").pixels, greys(-STORED.astype(float), -4095, 0))
 
@@ -87,7 +87,7 @@ def test_a_useless_window_does_not_matter() -> None:
 
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_pictures_of_16_bits(orientation: int) -> None:
-    """12 bits in 16: by the type's range nearly black, by their own range all of it."""
+    """12 bits in 16 are nearly black by the type's range, but fill the range by their own."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     stream = io.BytesIO()
@@ -110,7 +110,7 @@ def test_unknown_policy() -> None:
 
 @pytest.mark.parametrize("intensity", INTENSITIES)
 def test_training_and_runtime_see_the_same(intensity: str, make_tiny_model: Any, tmp_path: Path) -> None:
-    """The training cache's centre crop, the finder's input and an explicit reading of a file with a narrow window."""
+    """The training cache's centre crop equals the finder's input and an explicit reading, for a narrow window."""
     from cbmir.labels import LabelSet
     from cbmir.manifest import Manifest, Row
     from cbmir.training.dataset import cached_images, evaluation_batches
@@ -124,7 +124,7 @@ def test_training_and_runtime_see_the_same(intensity: str, make_tiny_model: Any,
     for wanted in (spec, other):
         squares = cached_images(manifest, wanted, tmp_path / "cache")
         (caches[wanted],) = evaluation_batches(squares, [0], wanted)
-    assert np.abs(caches[spec].astype(int) - caches[other]).max() > 20  # the cache knows of the policy
+    assert np.abs(caches[spec].astype(int) - caches[other]).max() > 20  # the cache depends on the policy
     crop = preprocess(read_image(file, intensity=intensity), spec)
     assert np.abs(caches[spec][0, 0].astype(int) - crop).max() <= 1
     model = make_tiny_model(tmp_path / f"{intensity}.onnx", preprocess=spec)

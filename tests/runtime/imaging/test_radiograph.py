@@ -1,4 +1,4 @@
-"""What readers share: greys looked up, and contrast judged from few rows as from all."""
+"""Shared by readers: lookup of greys, and contrast estimated from a few rows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cbmir.runtime.imaging.radiograph import Radiograph, check_contrast, look_up
 
 
 def test_pixels_are_looked_up_and_replaced() -> None:
-    stored = np.arange(600 * 100, dtype=np.uint16).reshape(600, 100)  # more than are looked up at a time
+    stored = np.arange(600 * 100, dtype=np.uint16).reshape(600, 100)  # larger than one block of the lookup
     greys = (np.arange(65536) // 256).astype(np.uint8)
     radiograph = Radiograph(stored, "name", "digest", greys=greys)
     assert np.array_equal(radiograph.pixels, stored // 256)
@@ -23,7 +23,7 @@ def test_pixels_are_looked_up_and_replaced() -> None:
 
 @pytest.mark.parametrize("inverted", [False, True])
 def test_contrast_is_that_of_all_pixels(inverted: bool) -> None:
-    """Against percentiles of the whole, on images whose spread lies around the limit and changes from row to row."""
+    """Compare with percentiles of all pixels, on images whose spread is near the limit and changes from row to row."""
     generator = np.random.default_rng(0)
     warned = 0
     for _ in range(200):

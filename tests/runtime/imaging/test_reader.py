@@ -226,7 +226,7 @@ def test_aspect_limit_is_inclusive() -> None:
 
 @pytest.mark.parametrize("side", [300, 20_000])
 def test_pixel_limit_holds_before_decoding(side: int) -> None:
-    """Only the header claims the size: decoding would find no pixels and call the file damaged."""
+    """Only the header claims this size: decoding would find no pixels, and report damage."""
     data = bytearray(encoded(RAMP))
     data[16:24] = side.to_bytes(4, "big") * 2
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
@@ -238,7 +238,7 @@ def test_limits_do_not_depend_on_the_global_of_pillow(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for kind in ("PNG", "JPEG"):
         assert read_image(encoded(RAMP, kind)).pixels.shape == (SIDE, SIDE)
-    with pytest.raises(ImageSizeError, match="tiles"):  # Pillow checks a TIFF's tiles once more
+    with pytest.raises(ImageSizeError, match="tiles"):  # Pillow checks a TIFF's tiles again
         read_image(encoded(RAMP, "TIFF"))
 
 
@@ -332,7 +332,7 @@ def test_cut_off_files_are_damaged(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "TIFF-LZW", "PNG-exif", "JPEG-exif", "PNG-16", "PNG-palette"])
 def test_damage_gives_nothing_but_image_errors(kind: str) -> None:
-    """Cut off and flipped bytes: an image or an ImageError, and no warning (they are errors in these tests)."""
+    """Truncated files and flipped bytes give an image or an ImageError, and no warning (an error in these tests)."""
     image = Image.fromarray(RAMP)
     exif = Image.Exif()
     exif[0x0112], exif[0x010E] = 6, "description"

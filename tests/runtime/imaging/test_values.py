@@ -1,4 +1,4 @@
-"""What the page's viewer windows and measures: values before the window, and how large a pixel is."""
+"""Data for windowing and measuring in the page's viewer: values before the window, and the size of a pixel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIGNED = (STORED.astype(np.int16) - 2048).view(np.int16)
 
 
 def shown(radiograph: Radiograph) -> NDArray[np.float64]:
-    """Greys 0..255 by the values and their window, slowly."""
+    """Greys 0..255 from the values and their window, computed slowly."""
     values = radiograph.values
     assert values is not None
     grey = (values.of_stored[radiograph.stored].astype(np.float64) - values.low) / (values.high - values.low)
@@ -46,7 +46,7 @@ def test_values_by_their_window_are_the_picture(pixels: NDArray[Any], tags: dict
 
 
 def test_values_by_hand() -> None:
-    """DICOM's window of 4 values about 100 is black up to 98 and white from 101 (PS3.3 C.11.2.1.2.1)."""
+    """DICOM's window with centre 100 and width 4 is black up to 98 and white from 101 (PS3.3 C.11.2.1.2.1)."""
     tags = {"RescaleIntercept": -1000, "WindowCenter": 100, "WindowWidth": 4, "PixelPaddingValue": 7}
     radiograph = read_image(make_dicom(**tags))
     values = radiograph.values
@@ -87,7 +87,7 @@ UNKNOWN = "(the file does not say in which plane)"
     ("tags", "expected"),
     [
         ({}, None),
-        ({"PixelSpacing": [0, 0]}, None),  # as devices write it where they do not know
+        ({"PixelSpacing": [0, 0]}, None),  # written by devices that do not know it
         (IMAGER, (0.2, 0.1, "at the detector")),
         ({**IMAGER, "PixelSpacing": [0.20, 0.10]}, (0.2, 0.1, "at the detector")),
         ({**IMAGER, "PixelSpacing": [0.18, 0.09]}, (0.18, 0.09, "")),
@@ -101,7 +101,7 @@ UNKNOWN = "(the file does not say in which plane)"
     ],
 )
 def test_spacing_by_hand(tags: dict[str, Any], expected: tuple[float, float, str] | None) -> None:
-    """PS3.3 10.7.1: rows first; what is calibrated is of the patient, what is not is of the detector."""
+    """PS3.3 10.7.1: rows come first; calibrated spacing is in the patient, other spacing on the detector."""
     radiograph = read_image(make_dicom(**tags))
     spacing = radiograph.spacing
     found = None if spacing is None else (spacing.row, spacing.column, spacing.where)

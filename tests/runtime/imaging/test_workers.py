@@ -1,4 +1,4 @@
-"""Many images by worker processes: order, bounds, and what comes of errors, crashes and interruptions."""
+"""Reading many images with worker processes: order, bounds, errors, crashes and interruptions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbmir.runtime import Finder, read_image
 from cbmir.runtime.imaging import workers as bulk
 from cbmir.runtime.imaging.workers import AHEAD, FEW, work_through
 
-# A worker can only call what it can import, so the functions here are Python's own.
+# A worker can only call importable functions, so these tests use Python's own.
 
 
 def test_order_and_a_bounded_number_ahead() -> None:
@@ -79,7 +79,7 @@ def test_workers_log_here_and_import_no_engine(caplog: pytest.LogCaptureFixture)
     code = "(__import__('logging').getLogger('cbmir.x').warning('%d read', 3), __import__('warnings').warn('odd'), 5)"
     loaded = "__import__('cbmir.runtime.finder') and sorted(__import__('sys').modules)"
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # what a worker starts with
+        warnings.simplefilter("default")  # as in a new worker
         answers = list(work_through(eval, [code, loaded], workers=1))
     assert answers[0] == (None, None, 5)
     assert [(record.name, record.levelno) for record in caplog.records] == [
@@ -112,7 +112,7 @@ for answer in work_through(operator.neg, range(1000), workers=1):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_an_interrupted_parent(number: signal.Signals) -> None:
-    """The workers hold this end of the pipe too: `communicate` returns only once all of them are gone."""
+    """The workers inherit this end of the pipe, so `communicate` only returns once all of them are gone."""
     pipe = subprocess.PIPE
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT], stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""The model in the box: found by its name, small, honest about itself, and free of torch."""
+"""The bundled model: found by its name, small, with a complete card, and without torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ assert not {{"torch", "torchvision", "lightning", "pandas"}} & sys.modules.keys(
 
 
 def test_its_answers_are_those_of_the_day_it_was_made() -> None:
-    """Of a grey ramp: another file or another preprocessing would move them."""
+    """The input is a grey ramp: a different file or preprocessing would change the answers."""
     ramp = np.linspace(0, 255, 200 * 200).reshape(200, 200).astype(np.uint8)
     with cbmir.load("starter", engine="onnxruntime") as finder:
         scores = {one.label: one.score for one in finder.analyze(ramp, 0).findings}

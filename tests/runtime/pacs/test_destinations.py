@@ -1,4 +1,4 @@
-"""Where results go: a C-STORE receiver, a folder, and what each says when it does not take them."""
+"""Destinations of results: a C-STORE receiver and a folder, and their errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
 from cbmir.runtime.pacs.jobs import ResultObject
 from pacs_rig import Receiver
 
-#: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.
+#: pynetdicom does not close a socket whose connection failed; the garbage collector does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
@@ -63,7 +63,7 @@ def test_a_warning_is_no_failure(receiver: Receiver, results: list[ResultObject]
 
 
 def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list[ResultObject]) -> None:
-    """Duplicate SOP Instance: it was sent before, by a process that ended then. What comes after it is sent."""
+    """Duplicate SOP Instance: a process that then ended has already sent it. The remaining results are sent."""
     receiver.statuses.append(0x0111)
     scu(receiver).send(results)
     assert len(receiver.objects) == 1
@@ -76,7 +76,7 @@ def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: lis
         scu(receiver).send(results)
     assert not isinstance(raised.value, DeliveryAwayError)
     assert len(receiver.objects) == 1
-    scu(receiver).send(results)  # tried again, all of them are stored
+    scu(receiver).send(results)  # sent again, all of them are accepted
     assert len(receiver.objects) == 3
 
 

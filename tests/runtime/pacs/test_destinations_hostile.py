@@ -1,4 +1,4 @@
-"""Archives that stop in the middle of a unit, announce too much, never end or take nothing: each is given up."""
+"""Archives that stop in the middle of a unit, announce too much, never end or read nothing: sending fails in time."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def archive(*handlers: Any) -> Iterator[StoreScu]:
-    """A sender to an archive with these handlers."""
+    """Run an archive with these handlers, and yield a sender to it."""
     ae = AE(ae_title="ARCHIVE")
     ae.supported_contexts = AllStoragePresentationContexts
     server = ae.start_server(("127.0.0.1", 0), block=False, evt_handlers=list(handlers))
@@ -42,7 +42,7 @@ def archive(*handlers: Any) -> Iterator[StoreScu]:
 
 
 def gives_up(sender: StoreScu, data: bytes) -> str:
-    """What the sender says; it would hang without bounds, and so it has a thread that may stay."""
+    """The error of the sender, run in a thread that may stay behind: without limits it would hang."""
     said: list[str] = []
 
     def send() -> None:
@@ -77,10 +77,10 @@ def test_half_an_answer(short: None, radiograph: Callable[..., bytes], answer: b
 def test_an_answer_without_an_end(
     short: None, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whole units, each in time, and no last one."""
+    """It sends complete units, each in time, but no last one."""
     monkeypatch.setattr(destinations, "DELIVERY_TIMEOUT", 2.0)
     monkeypatch.setattr(destinations, "DIMSE_TIMEOUT", 3600.0)
-    fragment = b"\0\0\0\x06\1\1" + bytes(4)  # of a command, not the last
+    fragment = b"\0\0\0\x06\1\1" + bytes(4)  # of a command, not the last one
 
     def store(event: Any) -> int:
         try:

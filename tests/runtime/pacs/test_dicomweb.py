@@ -1,4 +1,4 @@
-"""DICOMweb and Orthanc's REST API against a server of canned answers: what is asked, and what errors tell."""
+"""Clients of DICOMweb and Orthanc's REST API, with a server of canned answers: requests and errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ INSTANCE = InstanceFound(STUDY, f"{STUDY}.0", "1.2.840.10008.5.1.4.1.1.1", f"{ST
 
 @dataclass
 class Server:
-    """Answers by the beginning of a path: status, content type, body; the rest is not found."""
+    """A server with answers (status, content type, body) by path prefix; other paths are not found."""
 
     url: str = ""
     answers: dict[str, tuple[int, str, bytes]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Server:
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
         self.asked.append(path)
-        if "offset=" in path and "offset=0" not in path:  # one page is all there is
+        if "offset=" in path and "offset=0" not in path:  # there is only one page
             return 200, "application/dicom+json", b"[]"
         for begins, answer in self.answers.items():
             if path.startswith(begins):
@@ -120,10 +120,10 @@ def test_instances_of_other_modalities_are_passed_over(server: Server, web: Dico
 def test_a_file_is_retrieved_as_it_is(server: Server, web: DicomWeb, data: bytes) -> None:
     path = f"/dicom-web/studies/{STUDY}/series/{STUDY}.0/instances/{STUDY}.1"
     server.answers[path] = multipart(data)
-    if data == b"\r\n--edge":  # the boundary cannot be in a part
+    if data == b"\r\n--edge":  # the boundary cannot occur in a part
         data, server.answers[path] = b"x", multipart(b"x")
     assert web.retrieve(INSTANCE, 10**7) == data
-    server.answers[path] = (200, "application/dicom", data)  # some servers
+    server.answers[path] = (200, "application/dicom", data)  # as some servers answer
     assert web.retrieve(INSTANCE, 10**7) == data
 
 
@@ -172,14 +172,14 @@ def test_who_takes_nothing_now_is_away(server: Server, web: DicomWeb, radiograph
 
 
 def failures(*reasons: int) -> dict[str, Any]:
-    """FailedSOPSequence as STOW-RS answers it."""
+    """The FailedSOPSequence of a STOW-RS response."""
     return {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}} for reason in reasons]}}
 
 
 def test_results_that_are_there_already_are_stored(
     server: Server, web: DicomWeb, radiograph: Callable[..., bytes]
 ) -> None:
-    """As after a process that ended between sending and being done."""
+    """A process may have ended between sending and recording it."""
     results = [ResultObject("sr", "", radiograph(1)), ResultObject("sc", "", radiograph(2))]
     server.json("/dicom-web/studies", failures(0x0111, 45070), status=409)
     web.send(results)

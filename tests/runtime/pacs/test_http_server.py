@@ -1,4 +1,4 @@
-"""A hostile PACS: what it answers is bounded in length and time, ends where it does not go on, and is broken off."""
+"""A hostile PACS: its responses are limited in size and time, lists end, and requests can be cancelled."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RESULT = [ResultObject("sr", "1.5", b"an object")]
 
 @dataclass
 class Hostile:
-    """A server that does to each request what `behave` does; `over` is set at its end."""
+    """A server that handles each request with `behave`; `over` is set at its end."""
 
     url: str = ""
     behave: Callable[[BaseHTTPRequestHandler], None] = lambda request: None
@@ -42,7 +42,7 @@ class Hostile:
     over: threading.Event = field(default_factory=threading.Event)
 
     def drip(self, request: BaseHTTPRequestHandler, head: bytes) -> None:
-        """One byte after another, without an end."""
+        """Send one byte at a time, without end."""
         with suppress(OSError):
             request.wfile.write(head)
             while not self.over.wait(0.02):
@@ -118,7 +118,7 @@ def offset(request: BaseHTTPRequestHandler) -> int:
 def test_a_server_that_ignores_the_offset_is_asked_twice(
     hostile: Hostile, web: DicomWeb, log: Callable[[], str]
 ) -> None:
-    """A short page is all that it has."""
+    """A short page is the last one."""
     hostile.behave = lambda request: reply(request, [study(1), study(2)])
     assert web.studies_since(DAY, ("CR",)) == dict.fromkeys(("1.2.1", "1.2.2"), StudyFound(None, None))
     assert len(hostile.asked) == 2
@@ -126,7 +126,7 @@ def test_a_server_that_ignores_the_offset_is_asked_twice(
 
 
 def test_a_full_page_that_comes_again_is_an_error(hostile: Hostile, web: DicomWeb) -> None:
-    """There may be more, and no way to get at it."""
+    """There may be more results, with no way to get them."""
     hostile.behave = lambda request: reply(request, [study(number) for number in range(200)])
     with pytest.raises(PacsError, match="the same studies again"):
         web.studies_since(DAY, ("CR",))
@@ -150,7 +150,7 @@ def test_a_list_that_never_ends_is_an_error(hostile: Hostile, web: DicomWeb, mon
 
 
 def test_what_is_no_uid_is_passed_over(hostile: Hostile, web: DicomWeb, log: Callable[[], str]) -> None:
-    """It would be a part of an address."""
+    """It would become part of a URL."""
     pages = [[study(1), {"0020000D": {"Value": ["../../admin"]}}, {}], []]
     hostile.behave = lambda request: reply(request, pages.pop(0))
     assert list(web.studies_since(DAY, ("CR",))) == ["1.2.1"]
@@ -187,7 +187,7 @@ def test_changes_that_orthanc_would_not_tell_are_an_error(hostile: Hostile, rest
         rest.changes(0)
 
 
-# -- answers that are too long, or too deep
+# -- answers that are too long or too deep
 
 ASK = {
     "studies": lambda web, rest: web.studies_since(DAY, ("CR",)),
@@ -257,7 +257,7 @@ HEADS = {
 def test_an_answer_that_drips_ends_at_its_deadline(
     hostile: Hostile, web: DicomWeb, rest: OrthancRest, head: bytes, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each byte comes in time; the answer does not."""
+    """Each byte arrives in time, but the answer does not."""
     monkeypatch.setattr(http_server, "ANSWER_TIME", 0.2)
     monkeypatch.setattr(dicomweb, "FILE_TIME", 0.2)
     hostile.behave = lambda request: hostile.drip(request, head)
@@ -277,7 +277,7 @@ def test_stopping_breaks_off_an_answer_that_drips(
     assert hostile.begun.wait(60)
     follower.stop()
     assert not follower._thread.is_alive()
-    assert "cannot be followed" not in log()  # it was told to
+    assert "cannot be followed" not in log()  # it was told to stop
     with pytest.raises(PacsAwayError, match="stopped"):
         web.instances("1.2", ("CR",))
 

@@ -1,4 +1,4 @@
-"""SIGKILL at every step of a job: what was acknowledged is answered, each study under one UID, be it sent twice."""
+"""SIGKILL at every step of a job: acknowledged studies are answered under one UID each, perhaps sent twice."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from pacs_rig import PLANTED, Receiver, node_process, send_all, wait_for
 
-#: Where the process ends, at the second time that it comes there: before (or after) a method of these.
+#: Points at which the process ends when it reaches them a second time: before (or after) one of these methods.
 POINTS = {
     "file written, not in the queue": ("queue.DurableQueue", "_add", "before"),
     "in the queue, not acknowledged": ("intake.Intake", "take", "after"),
@@ -61,15 +61,15 @@ def test_killed_at(
     assert statuses[0] == 0
     lost = [data for data, status in zip(files, statuses, strict=True) if status != 0]
     with node_process(tmp_path / "log", *options) as node:
-        if lost:  # as a sender does that got no answer
+        if lost:  # a sender without an answer sends again
             assert set(send_all(node.port, lost)) == {0}
         wait_for(lambda: not list((tmp_path / "state" / "spool").iterdir()), "all is done")
         assert node.end(signal.SIGTERM) == 0
     of_uid: dict[str, set[bytes]] = {}
     for report, data in zip(receiver.objects, receiver.files, strict=True):
         of_uid.setdefault(report.SOPInstanceUID, set()).add(data)
-    assert len(of_uid) == STUDIES  # one a study
-    assert all(len(contents) == 1 for contents in of_uid.values())  # whatever was sent twice was the same
+    assert len(of_uid) == STUDIES  # one per study
+    assert all(len(contents) == 1 for contents in of_uid.values())  # reports sent twice are identical
     stopped = node.lines[-1]
     assert (stopped["message"], stopped["waiting"], stopped["dead_letters"]) == ("stopped", 0, 0)
     assert {report.StudyInstanceUID for report in receiver.objects} == _studies()

@@ -1,7 +1,7 @@
-"""Real Orthanc, alone in a network namespace: images by storescu and dcmsend, reports found by QIDO-RS.
+"""A real Orthanc in a network namespace: images are sent by storescu and dcmsend, reports are found by QIDO-RS.
 
-Each chest radiograph's study has one SR in the end, the hip's none: by C-STORE, by the change feed, by QIDO polling,
-and with the node killed in between.
+In the end each study of a chest has one SR, and that of the hip has no SR: by C-STORE, by the change feed, by QIDO
+polling, and with a node that is killed in between.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.runtime import build_gallery, open_engine
 from pacs_rig import PLANTED, NodeProcess, Orthanc, node_process, wait_for
 
-#: Of ../shared/dicom: transfer syntaxes one by one. The hip alone gets no report.
+#: Files of ../shared/dicom in different transfer syntaxes. Only the hip gets no report.
 PLAIN = ("chest_mono1_10bit_explicit.dcm", "dx_thorax_mono1_8bit_small.dcm")
 COMPRESSED = (
     "derived_chest_mono1_10bit_rle.dcm", "derived_chest_mono1_10bit_j2k_lossless.dcm",
@@ -30,7 +30,7 @@ HIP = "nonchest_hip_rg2_jpegls_lossless_10bit.dcm"
 
 @dataclass(frozen=True)
 class Studies:
-    """Files of a study each. By name: Study Instance UID."""
+    """Files that are one study each; file name -> Study Instance UID."""
 
     plain: list[Path]
     compressed: list[Path]
@@ -43,7 +43,7 @@ class Studies:
 
 
 def copied(shared: Path, folder: Path, names: Sequence[str]) -> Studies:
-    """Real images, each in a study of its own and of a planted patient: several have the same UIDs."""
+    """Copy real images, each with a new study and a planted patient, since several have the same UIDs."""
     folder.mkdir()
     uids = {}
     for name in names:
@@ -61,7 +61,7 @@ def copied(shared: Path, folder: Path, names: Sequence[str]) -> Studies:
 
 @pytest.fixture
 def studies(shared: Path, tmp_path: Path) -> Studies:
-    """A plain one, a compressed one, and the hip."""
+    """An uncompressed study, a compressed one, and the hip."""
     return copied(shared, tmp_path / "images", [PLAIN[1], COMPRESSED[0], HIP])
 
 
@@ -71,7 +71,7 @@ def all_studies(shared: Path, tmp_path: Path) -> Studies:
 
 
 def send_with_dcmtk(studies: Studies, title: str, port: int) -> None:
-    """Plain files by storescu, compressed ones as they are by dcmsend."""
+    """Send uncompressed files with storescu, and compressed ones unchanged with dcmsend."""
     run("storescu", "-aec", title, "127.0.0.1", str(port), *map(str, studies.plain))
     run("dcmsend", "-aec", title, "--decompress-never", "127.0.0.1", str(port), *map(str, studies.compressed))
 
@@ -82,12 +82,12 @@ def run(*command: str) -> None:
 
 
 def reports(orthanc: Orthanc, studies: Studies) -> dict[str, list[str]]:
-    """By study, the SOP Instance UIDs of its SRs."""
+    """Study -> the SOP Instance UIDs of its SRs."""
     return {uid: orthanc.instances(uid, "SR") for uid in studies.all}
 
 
 def check_reports(orthanc: Orthanc, studies: Studies, node: NodeProcess) -> None:
-    """Wait until each chest has a report and the hip was refused, then see that there is one a chest and none more."""
+    """Wait until each chest has a report and the hip was refused, then check that there is exactly one per chest."""
     wait_for(lambda: all(orthanc.instances(uid, "SR") for uid in studies.chests.values()), "a report for each chest")
     wait_for(lambda: any(line["message"] == "refused" for line in node.lines), "the hip is refused")
     found = reports(orthanc, studies)
@@ -127,8 +127,8 @@ def test_by_c_store(orthanc: Orthanc, all_studies: Studies, node_options: list[s
         send_with_dcmtk(studies, "CBMIR", orthanc.node_port)
         check_reports(orthanc, studies, node)
         before = reports(orthanc, studies)
-        send_with_dcmtk(studies, "CBMIR", orthanc.node_port)  # once more: known, all of them
-        # Orthanc sends the whole study back, reports and all: no loop.
+        send_with_dcmtk(studies, "CBMIR", orthanc.node_port)  # again: all of them are known
+        # Orthanc sends the whole study back, including reports: no loop.
         (study,) = [s for s in orthanc.get("/studies?expand") if s["MainDicomTags"]["StudyInstanceUID"] in before][:1]
         orthanc.post("/modalities/cbmir/store", study["ID"])
         known = [line for line in node.lines if line["message"] in ("known", "own result")]
@@ -140,7 +140,7 @@ def test_by_c_store(orthanc: Orthanc, all_studies: Studies, node_options: list[s
 
 @pytest.fixture
 def gallery_of_priors(tiny_model: Path, studies: Studies, tmp_path: Path) -> Path:
-    """A gallery of the patient's first image."""
+    """A gallery with the patient's first image."""
     rows = (Row(studies.plain[0], PLANTED[1], (1, 0, None), split="train"),)
     with open_engine(tiny_model, threads=1) as engine:
         write_manifest(Manifest(engine.card.labels, rows), tmp_path / "priors.csv")
@@ -156,7 +156,7 @@ def test_by_the_change_feed(
     follow = ["pacs", "follow", "--orthanc", orthanc.url, "--since", "0", "--interval", "0.2", *options]
     with node_process(tmp_path / "follow.log", *follow) as node:
         check_reports(orthanc, studies, node)
-        # Its own reports made the studies change: looked at again, nothing new is found.
+        # Its reports changed the studies: checking these again finds nothing new.
         newest = orthanc.get("/changes?last")["Last"]
         wait_for(lambda: _is_quiet_since(orthanc, newest), "the studies are stable again")
         assert node.end(signal.SIGTERM) == 0
@@ -172,7 +172,7 @@ def test_by_the_change_feed(
         wait_for(lambda: orthanc.instances(late.StudyInstanceUID, "KO"), "a selection of priors for the late one")
         assert [len(orthanc.instances(late.StudyInstanceUID, kind)) for kind in ("SR", "OT")] == [1, 1]
         (prior,) = (studies.chests[path.name] for path in studies.plain)
-        assert orthanc.instances(prior, "KO") == []  # its study stays as it is
+        assert orthanc.instances(prior, "KO") == []  # its study stays unchanged
         assert node.end(signal.SIGTERM) == 0
         assert sum(line["message"] == "done" for line in node.lines) == len(studies.chests) + 1
         check_log(node)

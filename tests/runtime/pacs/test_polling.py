@@ -1,4 +1,4 @@
-"""Following a PACS: what is looked at when, from where it goes on, and what it does while the PACS is away."""
+"""Following a PACS: order of reading, saved positions, and times when the PACS is unreachable."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_it_begins_where_it_is_told_to_and_goes_on_from_there(
     assert feed.poll() is True  # a page of two
     assert feed.poll() is False
     assert len(intake.queue) == 3
-    archive.add(radiograph(1))  # stable once more, as after a report: nothing new
+    archive.add(radiograph(1))  # stable again, as after a report: nothing new
     OrthancChanges(archive, archive, intake).poll()
     assert len(intake.queue) == 3
     assert len(archive.retrieved) == 3
@@ -150,7 +150,7 @@ def test_it_asks_for_the_last_days_once_it_has_caught_up(
     feed = QidoPolling(archive, intake, since=date(2026, 1, 1), today=lambda: today)
     archive.add(radiograph(1), day=date(2026, 1, 5))
     archive.add(radiograph(2, 1), day=today)
-    for image in range(2, 5):  # today's study grows all the while
+    for image in range(2, 5):  # today's study keeps growing
         feed.poll()
         archive.add(radiograph(2, image), day=today)
     assert archive.asked_since == [date(2026, 1, 1), date(2026, 1, 5), today - timedelta(days=DAYS_BACK)]
@@ -158,7 +158,7 @@ def test_it_asks_for_the_last_days_once_it_has_caught_up(
 
 
 def test_it_goes_on_where_it_was_left(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
-    """Stopped on a Friday and begun on the next Monday: what came between is found."""
+    """After a stop on Friday and a start on Monday, studies from the weekend are found."""
     friday, monday = date(2026, 3, 6), date(2026, 3, 9)
     QidoPolling(archive, intake, today=lambda: friday).poll()
     archive.add(radiograph(1), day=date(2026, 3, 7))
@@ -198,7 +198,7 @@ def test_it_begins_today(archive: Any, intake: Intake) -> None:
 
 
 class Feed:
-    """A feed of canned polls: an error is raised, a bool given back; then it is at rest."""
+    """A feed with canned results of polls: errors are raised, bools returned; then it is idle."""
 
     name = "canned"
 

@@ -1,4 +1,4 @@
-"""Following a PACS of which something cannot be read, or that is away: what waits, and what is passed over."""
+"""Following a PACS that is unreachable or has unreadable images: what waits, and what is skipped."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
     return Intake(queue, live)
 
 
-# -- what cannot be read
+# -- unreadable images
 
 FeedOf = Callable[[Any, Intake], OrthancChanges | QidoPolling]
 
 
 @pytest.fixture(params=["changes", "qido"])
 def feed_of(request: pytest.FixtureRequest) -> FeedOf:
-    """A feed of everything."""
+    """A feed from the beginning, of either kind."""
     if request.param == "changes":
         return lambda archive, intake: OrthancChanges(archive, archive, intake, since=0)
     return lambda archive, intake: QidoPolling(archive, intake, since=date(2026, 1, 1), today=lambda: date(2026, 1, 2))
 
 
 def bad_study(archive: Any, radiograph: Callable[..., bytes]) -> tuple[str, str]:
-    """A study of two images, and the first of them; a good one follows."""
+    """Add a study of two images, then a good study. Returns the first study and its first image."""
     study = archive.add(radiograph(1, 1))
     archive.add(radiograph(1, 2))
     archive.stable.pop()
@@ -55,7 +55,7 @@ def bad_study(archive: Any, radiograph: Callable[..., bytes]) -> tuple[str, str]
 def test_a_study_that_cannot_be_read_is_passed_over_in_the_end(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
-    """As by an archive that answers 500 for one object: the rest of the study, and of the archive, comes at once."""
+    """An archive may answer 500 for one object: the rest of the study and of the archive is read at once."""
     _, bad = bad_study(archive, radiograph)
     archive.broken[bad] = PacsError("cannot retrieve an instance: status 500")
     feed = feed_of(archive, intake)
@@ -90,7 +90,7 @@ def test_a_study_that_can_be_read_again_is(
 def test_a_pacs_that_is_away_is_waited_for(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf
 ) -> None:
-    """However long: nothing is passed over."""
+    """Nothing is skipped, however long it takes."""
     bad_study(archive, radiograph)
     archive.broken = dict.fromkeys(archive.files, PacsAwayError("ConnectionError"))
     feed = feed_of(archive, intake)
@@ -109,7 +109,7 @@ def test_a_pacs_that_is_away_is_waited_for(
 def test_a_server_that_fails_for_everything_tells_nothing_of_a_study(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
-    """As one whose disk or plugin is missing, and that answers 500 or 404 meanwhile."""
+    """A server whose disk or plugin is missing may answer everything with 500 or 404."""
     archive.add(radiograph(1))
     feed = feed_of(archive, intake)
     for _ in range(2):
@@ -129,7 +129,7 @@ def test_a_server_that_fails_for_everything_tells_nothing_of_a_study(
 def test_one_study_that_is_refused_or_not_answered_holds_up_no_other(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
-    """As by a server that answers 403 for some, or not in time."""
+    """A server may answer 403 for some studies, or not in time."""
     _, bad = bad_study(archive, radiograph)
     archive.broken[bad] = PacsAwayError("status 403")
     feed = feed_of(archive, intake)
@@ -157,11 +157,11 @@ def test_tries_lie_ever_further_apart(
 def test_orthancs_feed_is_read_on_beyond_what_cannot_be_read(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
-    """And from before it after a start, unless it was passed over."""
+    """After a restart it is read again from before that study, unless the study was skipped."""
     feed = OrthancChanges(archive, archive, intake, since=0)
     archive.broken[archive.add(radiograph(1))] = PacsError("status 500")
     feed.poll()
-    for study in (2, 3):  # which become bad at another time
+    for study in (2, 3):  # which fail later
         archive.broken[archive.add(radiograph(study))] = PacsError("status 500")
     archive.add(radiograph(4))
     for _ in range(2):
@@ -233,7 +233,7 @@ def test_an_image_that_is_too_large_is_passed_over(
 def test_a_queue_that_fails_tells_nothing_of_a_study(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a study would be passed over since the disk failed."""
+    """Otherwise a study would be skipped because the disk failed."""
     archive.add(radiograph(1))
     feed = OrthancChanges(archive, archive, intake, since=0)
     with monkeypatch.context() as failing:

@@ -1,4 +1,4 @@
-"""The durable queue: what is taken and known, and when it is given out."""
+"""The durable queue: accepted and known files, and the order of jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cbmir.runtime.pacs.queue import PATIENCE, DurableQueue
 from pacs_rig import PLANTED
 from queue_rig import MODEL, OTHER, Clock, arrival, claimed, put, reopened, spooled
 
-# -- taking files
+# -- accepting files
 
 
 def test_what_was_put_is_given_out(queue: DurableQueue, clock: Clock) -> None:
@@ -30,7 +30,7 @@ def test_what_was_put_is_given_out(queue: DurableQueue, clock: Clock) -> None:
     assert (job.sop_instance_uid, job.study_instance_uid) == (arrival().sop_instance_uid, arrival().study_instance_uid)
     assert (job.source, job.received, job.attempts, job.fingerprint) == ("SENDER", clock.now - 2, 1, "")
     assert queue.file(job) == b"file 1 1"
-    assert queue.claim() is None  # it is one thread's alone
+    assert queue.claim() is None  # only one thread gets it
     assert len(queue) == 1
     queue.done(job, MODEL)
     assert len(queue) == 0
@@ -38,7 +38,7 @@ def test_what_was_put_is_given_out(queue: DurableQueue, clock: Clock) -> None:
 
 
 def test_what_was_put_is_on_disk(queue: DurableQueue, clock: Clock, tmp_path: Path) -> None:
-    """As if the power had gone when `put` returned: a copy of the folder has all of it."""
+    """As after a power failure when `put` returns: a copy of the folder is complete."""
     put(queue)
     shutil.copytree(queue.folder, tmp_path / "copy")
     with DurableQueue(tmp_path / "copy", quiet=0, clock=lambda: clock.now + 2) as copy:
@@ -72,7 +72,7 @@ def test_a_full_queue_takes_no_more(queue: DurableQueue, clock: Clock) -> None:
     with pytest.raises(QueueFullError, match="holds 5 files"):
         put(queue, image=5)
     assert len(spooled(queue)) == 5
-    assert not put(queue, image=0)  # what it has already is no more
+    assert not put(queue, image=0)  # a known image is not added
     clock.now += 2
     queue.done(claimed(queue), MODEL)
     assert put(queue, image=5)
@@ -118,7 +118,7 @@ def test_a_disk_that_fills_while_writing(queue: DurableQueue, monkeypatch: pytes
     assert put(queue)
 
 
-# -- knowing what was done
+# -- known files
 
 
 def test_the_same_file_is_taken_once(queue: DurableQueue, clock: Clock) -> None:
@@ -133,7 +133,7 @@ def test_the_same_file_is_taken_once(queue: DurableQueue, clock: Clock) -> None:
 
 
 def test_it_is_the_same_file_whichever_way_it_came(queue: DurableQueue) -> None:
-    """The preamble and the File Meta Information are the last sender's."""
+    """Preamble and File Meta Information depend on the sender."""
     meta = b"\x02\x00\x10\x00UI\x04\x001.2\x00"
     length = b"\x02\x00\x00\x00UL\x04\x00" + len(meta).to_bytes(4, "little")
     assert put(queue, data=bytes(128) + b"DICM" + length + meta + b"the data set")
@@ -152,7 +152,7 @@ def test_another_model_answers_anew(queue: DurableQueue, clock: Clock) -> None:
     assert queue.predecessor(job, OTHER) == "2.25.1"
     assert queue.predecessor(job, MODEL) == ""
     assert queue.predecessor(replace(job, sop_instance_uid="1.2"), OTHER) == ""
-    assert queue.predecessor(replace(job, study_instance_uid="1.2"), OTHER) == ""  # it was moved to another study
+    assert queue.predecessor(replace(job, study_instance_uid="1.2"), OTHER) == ""  # moved to another study
 
 
 def test_knows_by_uid(queue: DurableQueue, clock: Clock) -> None:
@@ -177,7 +177,7 @@ def test_only_so_many_are_remembered(queue: DurableQueue, clock: Clock, monkeypa
 
 
 def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, clock: Clock) -> None:
-    """The next one may be told to take it."""
+    """The next process may be configured to accept it."""
     uid = arrival().sop_instance_uid
     put(queue)
     clock.now += 2
@@ -218,7 +218,7 @@ def everything(queue: DurableQueue) -> bytes:
     return b"".join(path.read_bytes() for path in queue.folder.rglob("*") if path.is_file())
 
 
-# -- waiting for a study to be quiet
+# -- waiting until a study is complete
 
 
 def test_a_study_is_due_when_it_is_quiet(queue: DurableQueue, clock: Clock) -> None:
@@ -273,7 +273,7 @@ def test_stop_lets_waiting_threads_go_and_keeps_the_rest(tmp_path: Path) -> None
         queue.stop()
         thread.join(30)
         assert got == [None]
-        assert put(queue)  # what still arrives is taken
+        assert put(queue)  # later images are still accepted
         assert queue.claim() is None
         assert len(queue) == 1
 
@@ -300,7 +300,7 @@ def test_each_job_is_given_to_one_thread(tmp_path: Path) -> None:
 def test_a_uid_that_comes_again_with_other_content_is_told(
     queue: DurableQueue, clock: Clock, log: Callable[[], str]
 ) -> None:
-    """While the first waits, once it was answered, and by the next process; the same content is no other."""
+    """While the first one waits, after its answer, and in the next process. The same content is no conflict."""
     same = Arrival("1.2.3", "1.2", "SENDER")
     queue.put(b"first", same, MODEL)
     queue.put(b"first", same, MODEL)

@@ -1,4 +1,4 @@
-"""The durable queue: what is acknowledged is there until it is answered, whatever happens to process or disk."""
+"""The durable queue: acknowledged images survive failures of process and disk until they are answered."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_folder_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_queue_of_other_tables_is_refused(tmp_path: Path) -> None:
-    """As an older version made it: opened, it would fail at the first image."""
+    """If a queue of an older version were opened, it would fail at the first image."""
     with DurableQueue(tmp_path / "queue") as queue:
         queue._rows("PRAGMA user_version = 0")
     with pytest.raises(QueueError, match=r"expected a queue of version 2, found version 0"):
@@ -131,7 +131,7 @@ for number in range(10_000):
 
 
 def killed_while_putting(folder: Path, after: int) -> int:
-    """The last file that a process acknowledged, killed some time after that of this number."""
+    """Kill a process some time after it has acknowledged file `after`. Returns the last acknowledged file."""
     command = [sys.executable, "-c", _PUTTER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -174,7 +174,7 @@ def test_a_full_database_is_a_full_queue(queue: DurableQueue) -> None:
 
 @pytest.mark.parametrize("flips", [20, pytest.param(200, marks=pytest.mark.release)])
 def test_a_damaged_database_is_a_typed_error(queue: DurableQueue, clock: Clock, flips: int) -> None:
-    """Or gives what it can. A bit is flipped anywhere in it; no error of SQLite's own gets out."""
+    """Or it returns what it can. Any bit may be flipped; SQLite's errors do not get out."""
     for image in range(5):
         put(queue, image=image)
     clock.now += 2
@@ -194,7 +194,7 @@ def test_a_damaged_database_is_a_typed_error(queue: DurableQueue, clock: Clock, 
             with timed_queue(queue.folder, clock) as again:
                 while (job := again.claim()) is not None:
                     again.kept(job)
-                    with suppress(QueueError):  # its digest, for instance
+                    with suppress(QueueError):  # for example its digest
                         again.file(job)
                     again.done(job, MODEL)
         except QueueError:

@@ -1,4 +1,4 @@
-"""The durable queue: jobs that fail, wait for who is away, or are given up."""
+"""The durable queue: jobs that fail, wait for a receiver, or are given up."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def test_retries_come_ever_later_and_end_as_a_dead_letter(queue: DurableQueue, c
     assert (told["reason"], told["attempts"], told["source"]) == ("the archive is away", 3, "SENDER")
     assert reason.stem == file.stem
     assert not any(text in reason.read_text() + str(file) for text in PLANTED)
-    assert put(queue)  # who sends it again gets it done
+    assert put(queue)  # sent again, it is accepted
 
 
 def test_who_is_away_is_not_asked_by_each(queue: DurableQueue, clock: Clock) -> None:
-    """What failed is tried again ever later, what has its results waits for the pause to end, and the rest goes on."""
+    """Failed jobs are retried with growing delays, finished results wait until the pause ends, the rest continues."""
     for image in (1, 2, 3):
         put(queue, image=image)
     clock.now += 2
@@ -53,7 +53,7 @@ def test_who_is_away_is_not_asked_by_each(queue: DurableQueue, clock: Clock) -> 
     assert third.fingerprint == ""
     put(queue, image=4)
     clock.now += 2
-    queue.done(claimed(queue), MODEL, sent=False)  # it had no results: of who is away that tells nothing
+    queue.done(claimed(queue), MODEL, sent=False)  # no results: this says nothing about the receiver
     assert queue.is_holding
     assert queue.claim() is None
     clock.now += 10
@@ -63,7 +63,7 @@ def test_who_is_away_is_not_asked_by_each(queue: DurableQueue, clock: Clock) -> 
     assert queue.claim() is None
     clock.now += 10
     assert queue.claim() is None  # the pause is twice as long now
-    queue.done(third, MODEL)  # it is there again
+    queue.done(third, MODEL)  # the receiver is back
     assert not queue.is_holding
     assert claimed(queue).sop_instance_uid == first.sop_instance_uid
 

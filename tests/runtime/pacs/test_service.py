@@ -1,4 +1,4 @@
-"""`cbmir pacs node` as a process: signals, a new model without a stop, and what it refuses to begin with."""
+"""`cbmir pacs node` as a process: signals, reloading a model, and refusals at the start."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_from_start_to_stop(
     receiver: Receiver, radiograph: Callable[..., bytes], tiny_model: Path, make_tiny_model: Callable[..., Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Images of two models' times, a model that does not open, and what is left when it stops."""
+    """Images before and after a reload, a model that does not open, and jobs left at the end."""
     model = tmp_path / "model.onnx"
     shutil.copy(tiny_model, model)
     options = [
@@ -59,7 +59,7 @@ def test_from_start_to_stop(
         make_tiny_model(model, seed=1, fingerprint="tiny-1")
         node.process.send_signal(signal.SIGHUP)
         wait_for(lambda: has_logged(node, "reloaded"), "the new model is there")
-        assert send_all(node.port, [radiograph(1)]) == [0]  # known to the old one alone
+        assert send_all(node.port, [radiograph(1)]) == [0]  # only known to the old model
         again = [one for one in receiver.wait(6)[4:] if one.Modality == "SR"]
         assert again[0].PredecessorDocumentsSequence[0].StudyInstanceUID == f"{PLANTED[2]}.1"
 
@@ -82,10 +82,10 @@ def test_what_waits_when_it_stops_is_done_after(
     held = sum(1 << (number - 1) for number in SIGNALS)
     with node_process(tmp_path / "log", *options, "--settle", "3600") as node:
         assert send_all(node.port, [radiograph(1), radiograph(2)]) == [0, 0]
-        # A signal to any thread but the first, which waits for it, would end the process.
+        # A signal delivered to any thread except the first, which waits for it, would end the process.
         masks = list[int]()
         for task in Path(f"/proc/{node.process.pid}/task").iterdir():
-            with suppress(FileNotFoundError, ProcessLookupError):  # that of an association may just have ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # an association's thread may just have ended
                 if task.name != task.parts[2]:
                     masks.append(int(re.findall(r"SigBlk:\s*(\w+)", (task / "status").read_text())[0], 16))
         assert masks
@@ -102,7 +102,7 @@ def test_what_waits_when_it_stops_is_done_after(
 def test_a_second_signal_ends_it_at_once(
     radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though an archive is waited for that says nothing; the folder is the one that systemd names."""
+    """Even while it waits for a silent archive. The folder is the one from systemd's variable."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     with socket.create_server(("127.0.0.1", 0)) as archive:
         archive.settimeout(60)
@@ -119,7 +119,7 @@ def test_a_second_signal_ends_it_at_once(
         assert queue.state()["unsent"] == 1
 
 
-# -- what is said while it runs
+# -- logs while it runs
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_dead_letters_of_no_queue(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-# -- what it does not begin with
+# -- refusals at the start
 
 
 @pytest.mark.parametrize(

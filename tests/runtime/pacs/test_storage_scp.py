@@ -1,4 +1,4 @@
-"""The DICOM node in this process: what it answers, whom it turns away, and what holds it up."""
+"""The DICOM node in this process: answers, access, and slow or silent peers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def queue(tmp_path: Path) -> Iterator[DurableQueue]:
 
 @pytest.fixture
 def listen(queue: DurableQueue, live: ReloadableFinder) -> Callable[..., Any]:
-    """A started node, as a context manager."""
+    """Start nodes, as context managers."""
 
     @contextmanager
     def start(limits: ImageLimits | None = None, **options: Any) -> Iterator[StorageScp]:
@@ -79,7 +79,7 @@ def associate(port: int, *, calling: str = "SENDER", called: str = "CBMIR", **op
 
 
 def store(association: Any, data_set: bytes, *, sop_class: str = "", instance: str = "") -> int:
-    """C-STORE of bytes under UIDs of one's choice: the status."""
+    """C-STORE bytes under the given UIDs, and return the status."""
     request = C_STORE()
     request.MessageID, request.Priority = 7, 2
     request.AffectedSOPClassUID = sop_class or ComputedRadiographyImageStorage
@@ -161,7 +161,7 @@ def test_garbage_is_refused(node: StorageScp, queue: DurableQueue, data_set: byt
 def test_images_that_nothing_can_refer_to_are_refused(
     node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes], keyword: str
 ) -> None:
-    """No result could name their study: the sender is to know."""
+    """No result could refer to their study, so the sender gets an error."""
     assert send_all(node.port, [radiograph(**{keyword: ""})]) == [0xA900]
     assert len(queue) == 0
 
@@ -191,7 +191,7 @@ def test_reports_of_others_are_refused(node: StorageScp, queue: DurableQueue, ra
 
 
 def test_what_the_reader_decodes_is_taken_as_it_is(node: StorageScp) -> None:
-    """pydicom's own decoders do not matter: it has none for JPEG Lossless unless more is installed."""
+    """This does not depend on pydicom's decoders: by default it has none for JPEG Lossless."""
     ae = AE(ae_title="SENDER")
     for syntax in (*NATIVE, *COMPRESSED, MPEG2MPML):
         ae.add_requested_context(ComputedRadiographyImageStorage, syntax)
@@ -201,7 +201,7 @@ def test_what_the_reader_decodes_is_taken_as_it_is(node: StorageScp) -> None:
 
 
 def test_several_sources_at_once(live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path) -> None:
-    """Four senders and a feed, whose images overlap: each image is in the queue once, with one of its sources."""
+    """Four senders and a feed have overlapping images: each image is in the queue once, with one of its sources."""
     with DurableQueue(tmp_path / "many", 100, quiet=0) as queue:
         intake = Intake(queue, live)
         node = StorageScp(intake, port=0)
@@ -219,7 +219,7 @@ def test_several_sources_at_once(live: ReloadableFinder, radiograph: Callable[..
         assert got == Counter(f"{PLANTED[2]}.{study}.1" for study in range(1, 13))
 
 
-# -- who is let in
+# -- access
 
 
 def test_ae_titles_are_checked(listen: Callable[..., Any], log: Callable[[], str]) -> None:
@@ -265,7 +265,7 @@ def test_a_port_in_use_is_said(node: StorageScp, queue: DurableQueue, live: Relo
         StorageScp(Intake(queue, live), port=node.port).start()
 
 
-# -- what may not hold it up
+# -- peers that must not block it
 
 
 @contextmanager
@@ -324,7 +324,7 @@ def test_a_unit_that_stays_unfinished_frees_its_place(
 
 
 def test_a_unit_that_trickles_frees_its_place(listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte comes in time; the unit does not."""
+    """Each byte arrives in time, but the unit does not."""
     monkeypatch.setattr(node_module, "ARRIVAL_TIMEOUT", 0.5)
     with listen(max_associations=1) as node, connected(node) as connection:
         connection.sendall(bytes([1, 0]) + struct.pack(">I", 1000))
@@ -339,7 +339,7 @@ def test_a_unit_that_trickles_frees_its_place(listen: Callable[..., Any], monkey
 
 
 def _is_closed_now(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection, within its timeout."""
+    """Whether the peer closes a connection within its timeout."""
     try:
         return is_closed(connection)
     except TimeoutError:
@@ -349,7 +349,7 @@ def _is_closed_now(connection: socket.socket) -> bool:
 def test_a_node_without_its_bounds_takes_nothing(
     node: StorageScp, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
-    """As with a pynetdicom that calls by another name what is replaced in it."""
+    """A later pynetdicom may rename the parts that the node replaces."""
     monkeypatch.delattr(AssociationSocket, "_shutdown_socket")
     monkeypatch.setattr(AssociationSocket, "close", lambda self: None)
     assert not associate(node.port).is_established
@@ -382,7 +382,7 @@ def test_stopping_lets_an_association_end(
 
 
 def test_stopping_ends_a_connection_that_says_nothing(listen: Callable[..., Any]) -> None:
-    """No association is there to be aborted."""
+    """There is no association that could be aborted."""
     with listen() as node, connected(node) as silent:
         wait_for(lambda: node._server.arriving, "it is there")
         node.stop(grace=0)
@@ -400,7 +400,7 @@ def test_stopping_ends_an_association_that_does_not(listen: Callable[..., Any]) 
 
 
 def test_pynetdicom_has_the_private_parts_that_are_replaced() -> None:
-    """They are why pyproject.toml gives pynetdicom a ceiling. Where one is gone, connections have no bounds."""
+    """They are why pyproject.toml sets an upper version of pynetdicom. Without them, connections have no limits."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     (declared,) = [text for text in project["optional-dependencies"]["dicom"] if text.startswith("pynetdicom")]
     assert "<" in declared

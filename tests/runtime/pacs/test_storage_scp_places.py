@@ -1,4 +1,4 @@
-"""The node's places: connections without an association have none, however many there are, and wherever from."""
+"""The node's places: connections without an association do not block them, regardless of number and origin."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.storage_scp import MOST_ARRIVING, StorageScp
 from pacs_rig import send_all, wait_for
 
-HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # Linux lets a connection begin at either
+HERE, ELSEWHERE = "127.0.0.1", "127.0.0.2"  # Linux allows connections from both
 FLOOD = 3 * MOST_ARRIVING
 
 
 @pytest.fixture(params=[2])
 def node(live: ReloadableFinder, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[StorageScp]:
-    """A node of two places, unless a test wants others."""
+    """A node with two places, unless a test requests more."""
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:
         started = StorageScp(Intake(queue, live), port=0, max_associations=request.param)
         started.start()
@@ -38,7 +38,7 @@ def node(live: ReloadableFinder, tmp_path: Path, request: pytest.FixtureRequest)
 
 @pytest.fixture
 def flood(node: StorageScp) -> Iterator[Callable[..., list[socket.socket]]]:
-    """Opens connections from an address; each sends `first` and stays there."""
+    """Open connections from an address; each sends `first` and stays open."""
     with ExitStack() as stack:
 
         def start(address: str, count: int = FLOOD, first: bytes = b"") -> list[socket.socket]:
@@ -54,7 +54,7 @@ def flood(node: StorageScp) -> Iterator[Callable[..., list[socket.socket]]]:
 
 
 def request(called: str) -> bytes:
-    """An A-ASSOCIATE-RQ for Verification, as pynetdicom makes it."""
+    """An A-ASSOCIATE-RQ for Verification, made by pynetdicom."""
     with socket.create_server((HERE, 0)) as server:
         ae = AE()
         ae.acse_timeout = 0.01
@@ -90,7 +90,7 @@ def test_storescu_gets_in(
 
 
 def test_the_address_that_has_most_makes_way(node: StorageScp, flood: Callable[..., list[socket.socket]]) -> None:
-    """A slow sender at another address stays, though it was there first."""
+    """A slow sender at another address stays, although its connection is older."""
     flood(HERE, 1)
     wait_for(lambda: HERE in node._server.arriving.values(), "it is there")
     flood(ELSEWHERE)
@@ -101,8 +101,8 @@ def test_the_address_that_has_most_makes_way(node: StorageScp, flood: Callable[.
 def test_who_was_turned_away_and_stays_has_no_place(
     node: StorageScp, flood: Callable[..., list[socket.socket]], radiograph: Callable[..., bytes]
 ) -> None:
-    """pynetdicom waits for the rest of what it has begun to send."""
-    for count in range(1, 9):  # at once, the address's share would be taken by those that are not yet turned away
+    """pynetdicom waits for the rest of the unit that the peer began to send."""
+    for count in range(1, 9):  # one by one, or those not yet refused would fill the address's share
         flood(ELSEWHERE, 1, request("NOBODY") + b"\4\0\0")
         wait_for(
             lambda count=count: len(node._server.active_associations) >= count and not node._ae.active_associations,

@@ -1,4 +1,4 @@
-"""TLS both ways: who has no certificate of the authority is turned away, and nobody else waits for them."""
+"""Mutual TLS: peers without a certificate of the authority are refused, and do not delay others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.storage_scp import MOST_ARRIVING, StorageScp
 from pacs_rig import receiving, send_all, wait_for
 
-#: pynetdicom forgets to close a socket whose connection failed, and leaves that to Python.
+#: pynetdicom does not close a socket whose connection failed; the garbage collector does.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -36,7 +36,7 @@ class Authority:
     folder: Path
 
     def certify(self, name: str, host: str = "127.0.0.1") -> Tls:
-        """A certificate and key for a host, beside the authority's own."""
+        """Write a certificate and key for a host; returns them with the authority's certificate."""
         key, request, certificate = (self.folder / f"{name}.{end}" for end in ("key", "csr", "pem"))
         _openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         extensions = self.folder / f"{name}.ext"
@@ -99,7 +99,7 @@ def test_a_large_image_comes_through(node: StorageScp, sender_files: Tls, radiog
 
 
 def is_let_in(node: StorageScp, context: ssl.SSLContext) -> bool:
-    """Whether a connection stays open beyond the handshake: what TLS 1.3 says of a client comes after the client's."""
+    """Whether a connection stays open after the handshake: TLS 1.3 refuses a client only after the client's part."""
     connection = socket.create_connection(("127.0.0.1", node.port), 30)
     connection.settimeout(0.5)
     try:
@@ -138,7 +138,7 @@ def test_a_handshake_that_stalls_holds_up_nobody(
 def test_connections_within_their_handshake_are_bounded(
     node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
-    """A peer without a certificate cannot start any number of threads, or keep a known sender out."""
+    """Peers without a certificate cannot start unlimited threads, or keep a known sender out."""
     with ExitStack() as stack:
         for _ in range(MOST_ARRIVING + 20):
             stack.enter_context(socket.create_connection(("127.0.0.1", node.port), 30))

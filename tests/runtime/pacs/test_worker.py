@@ -1,4 +1,4 @@
-"""What becomes of a queued file: results in its study, a refusal, a retry, or a dead letter."""
+"""The outcomes of a queued file: results in its study, a refusal, a retry, or a dead letter."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COMPREHENSIVE_3D_SR = "1.2.840.10008.5.1.4.1.1.88.34"
 
 
 class Archive:
-    """A destination that keeps what it is given, and fails so many times before."""
+    """A destination that keeps results, after failing a number of times."""
 
     def __init__(self, failures: int = 0, error: Exception | None = None) -> None:
         self.failures, self.tried = failures, list[list[ResultObject]]()
@@ -60,7 +60,7 @@ class Archive:
 
 @pytest.fixture
 def queue(tmp_path: Path) -> Iterator[DurableQueue]:
-    """An hour passes whenever it looks at the clock: no retry is waited for."""
+    """A queue whose clock advances an hour per reading, so that retries are immediate."""
     clock = itertools.count(1_000_000.0, 3600)
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=3, clock=lambda: next(clock)) as opened:
         yield opened
@@ -122,7 +122,7 @@ def test_what_is_no_chest_is_refused_and_forgotten(
 def test_what_is_refused_is_counted_by_reason(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path
 ) -> None:
-    """What a sender was told at once, and what was found out later; the next process counts on."""
+    """Both refusals answered to the sender and later ones count; the next process continues the count."""
     later = [
         {"BodyPartExamined": "HIP"},
         {"BodyPartExamined": "CADERA"},
@@ -131,7 +131,7 @@ def test_what_is_refused_is_counted_by_reason(
     ]
     for image, tags in enumerate(later, 1):
         intake.take(radiograph(image=image, **tags), "SENDER")
-    intake.take(radiograph(image=9, BodyPartExamined="PECHO"), "SENDER")  # taken
+    intake.take(radiograph(image=9, BodyPartExamined="PECHO"), "SENDER")  # accepted
     work_off(queue, live, Archive())
     intake.take(radiograph(SOPClassUID=COMPREHENSIVE_3D_SR), "SENDER")
     for data in (b"", radiograph()[:200], _without(radiograph(), "StudyInstanceUID")):
@@ -149,7 +149,7 @@ def test_a_refusal_is_told_before_it_is_forgotten(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
     log: Callable[[], str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Killed in between, it is told again: not never, since nothing else remembers it."""
+    """If killed in between, it is reported twice rather than never, since nothing else records it."""
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -225,13 +225,13 @@ def test_what_is_never_taken_becomes_a_dead_letter(
     assert json.loads(next(folder.glob("*.json")).read_text())["reason"] == "put off for 7 days: the archive is away"
     assert next(folder.glob("*.dcm")).read_bytes() == data
     assert "given up" in log()
-    assert intake.take(data, "SENDER") is IntakeStatus.QUEUED  # sent again, it has another chance
+    assert intake.take(data, "SENDER") is IntakeStatus.QUEUED  # sent again, it is tried again
 
 
 def test_what_is_refused_holds_up_nobody(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
-    """An archive that does not take one object takes others."""
+    """An archive that refuses one object may accept others."""
     now, archive = [1_000_000.0], Archive(1, DeliveryError("refused an object"))
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=3, clock=lambda: now[0]) as queue:
         for study in (1, 2):
@@ -250,7 +250,7 @@ def test_what_is_away_uses_no_attempt_up(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:  # fmt: skip
-    """The gallery, or what runs the model: it is no image's fault."""
+    """The gallery or the engine may be unavailable, which is not the image's fault."""
     now, archive, tried = [1_000_000.0], Archive(), []
 
     def fail(*given: Any, **_: Any) -> None:
@@ -272,7 +272,7 @@ def test_what_is_away_uses_no_attempt_up(
 def test_no_results_end_no_hold(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a selection of priors where there are none: nothing was sent."""
+    """Without priors, a selection of priors sends nothing."""
     archive, ways = Archive(failures=1), list[Any]((Workers._analyse, lambda *_: ("model", [])))
     with DurableQueue(tmp_path / "queue", quiet=0, clock=lambda: 1_000_000.0) as queue:
         for study in (1, 2):
@@ -307,7 +307,7 @@ def test_a_radiograph_that_cannot_be_read_is_kept(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
     log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, error: Exception, tries: int,
 ) -> None:  # fmt: skip
-    """Damaged: somebody will want to see what was sent. Out of memory: it is healthy, and tried again first."""
+    """A damaged file is kept for inspection. If memory runs out, the file may be intact, so it is retried first."""
     tried = []
 
     def fail(*given: Any, **_: Any) -> None:
@@ -367,7 +367,7 @@ def test_while_the_archive_is_away_images_are_analysed(
         for study in (1, 2):
             Intake(queue, live).take(radiograph(study), "SENDER")
         work_off(queue, live, archive)
-        assert len(archive.tried) == 1  # by the first; the second has its results and waits
+        assert len(archive.tried) == 1  # by the first worker; the second has results and waits
         assert (queue.state()["waiting"], queue.state()["unsent"]) == (2, 2)
         assert "its results wait" in log()
         now[0] += 10
@@ -380,7 +380,7 @@ def test_a_queue_that_cannot_write_ends_no_worker(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes],
     log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, failing: str,
 ) -> None:  # fmt: skip
-    """The disk is full for a moment: the job is taken up again by the same process, and the sender knows nothing."""
+    """After a moment with a full disk, the same process continues the job, and the sender does not notice."""
     full = threading.Event()
     archive = Archive()
     monkeypatch.setattr(worker_module, "_LOOK_AGAIN", 0.01)

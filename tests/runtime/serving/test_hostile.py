@@ -1,4 +1,4 @@
-"""No client error is a 500, and every error is a problem+json with a type, whatever is sent."""
+"""No client error gives a 500, and every error is a problem+json with a type, for any input."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from http_service import MakeClient
 
 
 def kind_of(answer: Any) -> str:
-    """The problem's kind, of an answer that is a whole problem."""
+    """Check that an answer is a complete problem, and return its kind."""
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     body = answer.json()
     assert {"type", "title", "status", "detail", "instance"} <= set(body)
@@ -48,7 +48,7 @@ def bomb() -> bytes:
 
 
 def png_bomb(png: bytes) -> bytes:
-    """A header that claims 100,000 pixels a side."""
+    """A PNG whose header claims 100,000 x 100,000 pixels."""
     header = b"IHDR" + (100_000).to_bytes(4) * 2 + b"\x08\x00\x00\x00\x00"
     return png[:12] + header + zlib.crc32(header).to_bytes(4) + png[33:]
 
@@ -181,7 +181,7 @@ def test_headers(headers: dict[str, str], status: int, kind: str, client: TestCl
 def test_results_that_cannot_be_made_are_told_apart(
     error: Exception, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The image itself is a chest radiograph, and could be analysed."""
+    """The image is a chest radiograph that could be analysed."""
     no_study = client.post("/v1/analyze?results=sr", content=make_dicom(StudyInstanceUID=None))
     assert (no_study.status_code, kind_of(no_study)) == (422, "results")
 
@@ -207,7 +207,7 @@ def test_what_the_gallery_says_of_itself_is_not_answered(
 
 
 def test_every_kind_of_problem_is_in_the_docs() -> None:
-    """And the docs name no other."""
+    """The docs also list no other kinds."""
     root = Path(__file__).parents[3]
     table = (root / "docs/http.md").read_text("utf-8").partition("| Status |")[2].partition("\n\n")[0]
     told = {kind for row in table.splitlines()[2:] for kind in re.findall("`([a-z-]+)`", row.split("|")[2])}
@@ -217,7 +217,7 @@ def test_every_kind_of_problem_is_in_the_docs() -> None:
 
 
 def test_a_header_that_is_no_utf8_is_not_read_as_another_patient() -> None:
-    """As Starlette gives it; the test's client sends no such bytes."""
+    """Build the header as Starlette does, since the test client cannot send such bytes."""
     assert _utf8("M\u00c3\u00bcller") == "Müller"
     with pytest.raises(Problem, match="UTF-8") as refused:
         _utf8("M\u00fcller")
@@ -240,7 +240,7 @@ def test_a_body_that_is_too_large_is_not_taken(make_client: MakeClient) -> None:
         client.post("/v1/search", content=b" " * (2**20 + 1)),
     ):
         assert (answer.status_code, kind_of(answer)) == (413, "too-large")
-    assert client.post("/v1/analyze", content=bytes(1000)).status_code == 415  # so much is taken
+    assert client.post("/v1/analyze", content=bytes(1000)).status_code == 415  # this size is accepted
 
 
 def test_a_failure_of_the_service_itself_is_told_without_its_message(

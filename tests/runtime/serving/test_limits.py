@@ -1,4 +1,4 @@
-"""How many requests are worked on, how many wait, and when a slot is free again."""
+"""Limits on running and waiting requests, and when a slot becomes free."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbmir.runtime.serving.problems import Problem
 
 
 class Held:
-    """Work that begins, and ends when it is let."""
+    """Work that starts, and ends when released."""
 
     def __init__(self) -> None:
         self.begun, self.let = threading.Event(), threading.Event()
@@ -87,7 +87,7 @@ def test_work_that_takes_too_long_keeps_its_slot_until_it_ends(held: Held) -> No
 
 
 class Body:
-    """What is uploaded."""
+    """The body of an upload."""
 
 
 def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
@@ -137,7 +137,7 @@ def test_closing_waits_for_nobody(held: Held) -> None:
         limiter = RequestLimiter(1, 1, 0.01)
         with pytest.raises(Problem):
             await ask(limiter, held)
-        limiter.close()  # `held` goes on
+        limiter.close()  # `held` continues
         assert limiter.taken == 1
         held.let.set()
         await until(lambda: limiter.taken == 0)
@@ -146,7 +146,7 @@ def test_closing_waits_for_nobody(held: Held) -> None:
 
 
 def request(*messages: Message, **headers: str) -> Request:
-    """A request whose messages come one after the other, and which then waits for ever."""
+    """A request that receives these messages, and then waits for ever."""
     waiting = list(messages)
 
     async def receive() -> Message:
@@ -181,7 +181,7 @@ def test_a_body_is_counted_and_timed(asked: Request, status: int) -> None:
 
 
 def test_only_what_was_waited_for_counts_as_slow() -> None:
-    """A disk that is slow to take a chunk is not the client's fault."""
+    """A disk that is slow to store a chunk is not the client's fault."""
 
     async def run() -> bytes:
         taken = b""
@@ -251,7 +251,7 @@ def test_what_a_body_may_have() -> None:
 def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
     async def run() -> None:
         limiter = RequestLimiter(1, 9, 10)
-        first = asyncio.create_task(limiter.run(held, size=2 * MOST_HELD))  # alone, it may be as large as it is
+        first = asyncio.create_task(limiter.run(held, size=2 * MOST_HELD))  # alone, it may have any size
         await until(held.begun.is_set)
         with pytest.raises(Problem, match="of 1024 MiB in all") as refused:
             await limiter.run(lambda _: "", size=1)
@@ -265,7 +265,7 @@ def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
 
 
 def test_bodies_before_a_parser_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that comes slowly counts by what it has announced."""
+    """A slow body counts with its announced size."""
     monkeypatch.setattr(limits, "_MOST_AT_ONCE", 1)
     answered: list[int] = []
 

@@ -1,4 +1,4 @@
-"""The example plugin, with a stand-in for Orthanc around it: what it asks, stores, and asks again."""
+"""The example plugin, with a stand-in for Orthanc: requests, stored reports, and retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STABLE, OTHER = "a study is stable", "something else"
 
 
 class Orthanc(ModuleType):
-    """As much of the module `orthanc` as the plugin uses: one study, with `files` by series' modality."""
+    """The part of the module `orthanc` that the plugin uses: one study, with `files` by modality of the series."""
 
     ChangeType = SimpleNamespace(STABLE_STUDY=STABLE)
 
@@ -73,7 +73,7 @@ def orthanc(monkeypatch: pytest.MonkeyPatch) -> Orthanc:
 
 @pytest.fixture
 def url(make_client: MakeClient) -> Iterator[str]:
-    """The service, behind a socket."""
+    """The URL of the service, behind a real socket."""
     client = make_client(token=TOKEN)
 
     class Handler(BaseHTTPRequestHandler):
@@ -85,7 +85,7 @@ def url(make_client: MakeClient) -> Iterator[str]:
             self.wfile.write(answer.content)
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            """Log nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
@@ -96,7 +96,7 @@ def url(make_client: MakeClient) -> Iterator[str]:
 
 
 def load(monkeypatch: pytest.MonkeyPatch, url: str, token: Path) -> None:
-    """Run the plugin's file, as Orthanc does at its start."""
+    """Run the plugin's file, as Orthanc does when it starts."""
     monkeypatch.setenv("CBMIR_URL", url)
     monkeypatch.setenv("CBMIR_TOKEN_FILE", str(token))
     spec = importlib.util.spec_from_file_location("cbmir_plugin", PLUGIN)
@@ -130,7 +130,7 @@ def test_what_is_not_answered_is_asked_for_again(
     orthanc.changed(STABLE, 0, "study")
     assert not orthanc.answered
     assert orthanc.log == ["cbmir: 401; the image is asked for again when its study changes"] * 2
-    load(monkeypatch, "http://127.0.0.1:1", token)  # where nobody listens
+    load(monkeypatch, "http://127.0.0.1:1", token)  # nothing listens there
     orthanc.changed(STABLE, 0, "study")
     assert not orthanc.answered
     assert orthanc.log[2:] == ["cbmir: no answer (URLError)"] * 2

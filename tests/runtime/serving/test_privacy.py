@@ -1,4 +1,4 @@
-"""A patient's name, planted wherever a client can put one, is in no log and no audit trail; what is there instead."""
+"""Logs and audit trail: no patient name from any part of a request, and the expected fields."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from cbmir.runtime.logs import JsonFormatter
 from dicom_files import make_dicom
 from http_service import MakeClient
 
-NAME = "PLANTED_NAME"  # valid in a tag of codes too
+NAME = "PLANTED_NAME"  # also valid in a code tag
 
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """All that is logged by anyone at any level, as the service writes it."""
+    """Everything that any logger logs at any level, in the service's format."""
     stream, root = io.StringIO(), logging.getLogger()
     handler, level = logging.StreamHandler(stream), root.level
     handler.setFormatter(JsonFormatter())
@@ -67,7 +67,7 @@ def test_a_planted_name_is_nowhere(audited: TestClient, tmp_path: Path, log: io.
     for text in (logged, trail, audited.get("/metrics").text):
         for part in ("PLANTED", "1.2.3.4.5"):
             assert part not in text
-    for answer in (answers[0], *answers[2:4]):  # words that are not known are a warning, which does not quote them
+    for answer in (answers[0], *answers[2:4]):  # unknown words give a warning that does not quote them
         assert "PLANTED" not in answer.text
         assert "patient_" not in answer.text
         assert "1.2.3" not in answer.text
@@ -123,7 +123,7 @@ def test_a_line_of_log(client: TestClient, png: bytes, log: io.StringIO) -> None
 
 
 def test_no_telemetry_has_the_query(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """FastAPI takes part in OpenTelemetry wherever it finds it set up."""
+    """FastAPI uses OpenTelemetry if it is configured."""
     trace = pytest.importorskip("opentelemetry.trace")
     told: list[Any] = []
 

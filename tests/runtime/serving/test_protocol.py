@@ -1,4 +1,4 @@
-"""A request must be whole in time, whatever a client sends meanwhile; between requests nothing is cut."""
+"""A request must be complete in time, whichever way it is sent; idle connections between requests stay open."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 async def answer_at_once(scope: Any, receive: Any, send: Any) -> None:
-    """Does not wait for the body."""
+    """Answer without reading the body."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
     await send({"type": "http.response.body", "body": b""})
 
 
 async def answer_much(scope: Any, receive: Any, send: Any) -> None:
-    """More than the buffers of a connection hold."""
+    """Answer with more than the buffers of a connection hold."""
     body = bytes(32 * 2**20)
     headers = [(b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -39,7 +39,7 @@ async def answer_much(scope: Any, receive: Any, send: Any) -> None:
 
 @contextmanager
 def served(seconds: float) -> Iterator[socket.socket]:
-    """A connection to a server in a thread."""
+    """Run a server in a thread, and yield a connection to it."""
     with serving(seconds, answer_at_once) as (_, connection):
         yield connection
 
@@ -55,7 +55,7 @@ def serving(seconds: float, app: Any) -> Iterator[tuple[uvicorn.Server, socket.s
 
     config = uvicorn.Config(
         app, http=with_deadline(seconds), ws="none", lifespan="off", log_config=None,
-        timeout_keep_alive=1000, h11_max_incomplete_event_size=10**9,  # so that nothing else cuts
+        timeout_keep_alive=1000, h11_max_incomplete_event_size=10**9,  # so that no other limit applies
     )  # fmt: skip
     server = Server(config)
     with bound("127.0.0.1", 0) as listener:
@@ -78,7 +78,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def is_cut(connection: socket.socket) -> bool:
-    """Whether the other side ends it: waits until something comes."""
+    """Whether the peer closes the connection. Waits until data or the end arrives."""
     try:
         return connection.recv(1000) == b""
     except ConnectionResetError:
@@ -143,7 +143,7 @@ def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_uvicorn_has_the_private_parts_that_are_replaced() -> None:
-    """They are why pyproject.toml gives uvicorn a ceiling. Where one is gone, `BoundedProtocol` limits nothing."""
+    """They are why pyproject.toml sets an upper version of uvicorn. Without them, `BoundedProtocol` limits nothing."""
     project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     (asked,) = [one for one in project["optional-dependencies"]["serve"] if one.startswith("uvicorn")]
     assert "<" in asked

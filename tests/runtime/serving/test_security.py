@@ -1,4 +1,4 @@
-"""Who is let in, and what every answer bears."""
+"""Access to the service, and the headers of every answer."""
 
 from __future__ import annotations
 
@@ -93,11 +93,11 @@ def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
 def test_what_a_browser_itself_says_counts_more(site: str, status: int, client: TestClient) -> None:
-    """Behind a proxy the page's origin is not the host that the service is asked for; and a form sends no Origin."""
+    """Behind a proxy the page's origin differs from the requested host, and a form sends no Origin."""
     headers = {"Sec-Fetch-Site": site}
     assert client.post("/v1/reload", headers=headers).status_code == status
     assert client.post("/v1/reload", headers=headers | {"Origin": "https://proxy.example"}).status_code == status
-    assert client.get("/v1/about", headers=headers).status_code == 200  # a link, which changes nothing
+    assert client.get("/v1/about", headers=headers).status_code == 200  # a link does not change anything
 
 
 @pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/about", "/v1/search"])
@@ -112,7 +112,7 @@ def test_headers_of_every_answer(path: str, client: TestClient) -> None:
 
 
 def test_headers_are_limited_also_where_they_come_at_once(client: TestClient) -> None:
-    """h11 itself counts only what is not whole yet."""
+    """h11 only limits incomplete headers."""
     many = {f"x-{number}": "x" * 400 for number in range(100)}
     for answer in (
         client.get("/health", headers={"x-long": "x" * 40_000}),

@@ -1,4 +1,4 @@
-"""`cbmir serve` as it runs: real sockets, signals, slow and cut-off clients."""
+"""`cbmir serve` as a process: real sockets, signals, slow and disconnected clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gallery(tiny_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="module")
 def service(tiny_model: Path, gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """With a token, an audit trail, uploads of up to 1 MiB, and 1 s for each."""
+    """A service with a token, an audit trail, and uploads of up to 1 MiB within 1 s."""
     folder = tmp_path_factory.mktemp("service")
     token = folder / "token"
     token.touch(0o600)
@@ -87,7 +87,7 @@ def request(size: int, *more: str) -> bytes:
 
 
 def answer_of(connection: socket.socket) -> tuple[int, dict[str, object]]:
-    """Status and body of what comes until the other side closes, or the answer is whole."""
+    """Status and body, read until the answer is complete or the peer closes the connection."""
     with connection.makefile("rb") as stream:
         status = int(stream.readline().split()[1])
         length = 0
@@ -184,7 +184,7 @@ def test_every_line_of_log_is_json(service: Service) -> None:
 
 
 def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> None:
-    host = "127.0.0.2"  # loopback too, and the announced URL is answered
+    host = "127.0.0.2"  # also loopback; requests to the announced URL must work
     with (
         Service.running("--model", str(tiny_model), "--timeout", "30", "--host", host) as service,
         socket.create_connection((host, service.port), timeout=60) as connection,

@@ -1,4 +1,4 @@
-"""What the routes answer: the same as in process, without what would name another patient."""
+"""Answers of the routes: the same as in process, without data that identifies other patients."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
 
 
 def expected(finder: Finder, data: bytes, k: int, **options: Any) -> dict[str, Any]:
-    """`Analysis.to_json` as the service should answer it."""
+    """The expected answer of the service, from `Analysis.to_json`."""
     assert finder.gallery is not None
     answer = json.loads(json.dumps(finder.analyze(data, k, **options).to_json()))
     del answer["image"]
@@ -242,7 +242,7 @@ def test_results_of_a_dicom_file(client: TestClient) -> None:
     assert answer.status_code == 200, answer.text
     results = answer.json()["results"]
     assert set(results) == {*kinds, "kos_copies"}
-    assert (results["kos"], results["kos_copies"]) == (None, [])  # no prior of this patient
+    assert (results["kos"], results["kos_copies"]) == (None, [])  # the patient has no prior
     assert results["fhir"]["resourceType"] == "Bundle"
     for kind, modality in (("sr", "SR"), ("sc", "OT")):
         made = dcmread(io.BytesIO(base64.b64decode(results[kind])))
@@ -318,7 +318,7 @@ def test_a_gallery_of_pseudonyms_without_their_key(
     named = client.post("/v1/analyze", headers={"Patient-ID": "patient_01"}, content=png)
     assert (named.status_code, named.json()["type"]) == (422, "urn:cbmir:problem:pseudonyms")
     found = client.post("/v1/search", json={"case": neighbours[0]["id"], "k": 30}).json()
-    assert len(found["neighbours"]) == 18  # the patient is left out all the same
+    assert len(found["neighbours"]) == 18  # the patient is still left out
     assert found["warnings"] == []
 
 
@@ -386,7 +386,7 @@ def test_a_reload_that_fails_changes_nothing(make_client: MakeClient, tiny_model
 
 
 class Held:
-    """A function that begins, and goes on when it is let."""
+    """A function that starts, and continues when released."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function

@@ -1,4 +1,4 @@
-"""Settings, and the token's file."""
+"""Settings and the token file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adding to a gallery: what goes in, what stays as it is, and what an interruption leaves."""
+"""Adding to a gallery: added and unchanged images, and interruptions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_adding_that_is_stopped_leaves_whole_batches_and_goes_on(
 def test_the_same_content_and_a_changed_image(
     tmp_path: Path, engine: Engine, manifest: Manifest, started: Path
 ) -> None:
-    """A copy of an image that is there is reported; so is a file whose content is no longer that of its entry."""
+    """A copy of an image in the gallery is reported, and so is a file whose content differs from that of its entry."""
     copy, changed = tmp_path / "copy.png", tmp_path / "changed.png"
     shutil.copy(manifest.rows[20].image, copy)
     shutil.copy(manifest.rows[0].image, changed)
@@ -91,7 +91,7 @@ def test_the_same_content_and_a_changed_image(
 def test_a_list_keeps_what_is_of_other_images(
     tmp_path: Path, engine: Engine, manifest: Manifest, make_xray: Callable[..., np.ndarray]
 ) -> None:
-    """An addition speaks of its own images alone: they leave the list of those that could not be read, others stay."""
+    """An addition only updates its own images in the list of unreadable ones; other rows stay."""
     missing = [replace(manifest.rows[0], image=tmp_path / f"missing_{n}.png") for n in range(2)]
     build_gallery(engine, replace(manifest, rows=(*missing, *manifest.rows)), tmp_path / "g")
     Image.fromarray(make_xray(99)).save(missing[1].image)
@@ -119,7 +119,7 @@ def test_an_image_whose_file_is_gone_stays(
 def test_an_id_that_is_taken_gets_a_folder(
     tmp_path: Path, engine: Engine, manifest: Manifest, started: Path, counter: CountedImages, small_batches: None
 ) -> None:
-    """Also where another addition took it while this one was stopped."""
+    """This also applies if another addition took the id while this one was interrupted."""
     other = tmp_path / "other"
     other.mkdir()
     for row, n in ((20, 0), (1, 1), (2, 2)):

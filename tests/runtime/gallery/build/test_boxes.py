@@ -1,4 +1,4 @@
-"""Boxes of a manifest in the gallery: built, answered, merged, corrected, copied; not in a de-identified copy."""
+"""Boxes of a manifest in the gallery: built, returned, merged, corrected, copied, but not in a de-identified copy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOXES = (Box("Mass", 0.25, 0.5, 0.125, 0.5), Box("Effusion", 0, 0, 1, 1))
 
 @pytest.fixture
 def boxed(manifest: Manifest) -> Manifest:
-    """The manifest, whose first image has boxes."""
+    """The manifest with boxes on its first image."""
     return replace(manifest, rows=(replace(manifest.rows[0], boxes=BOXES), *manifest.rows[1:]))
 
 
@@ -48,7 +48,7 @@ def test_merged_and_copied(tmp_path: Path, engine: Engine, boxed: Manifest) -> N
     with Gallery.open(tmp_path / "copy") as gallery:
         assert gallery.entry("image_00").boxes == BOXES
         export_deidentified(gallery, tmp_path / "out")
-    with Gallery.open(tmp_path / "out") as gallery:  # a public data set's own table would name the image
+    with Gallery.open(tmp_path / "out") as gallery:  # a public data set's table would identify the image
         assert not any(entry.boxes for entry in gallery.every_entry())
 
 
@@ -56,7 +56,7 @@ def test_corrected(tmp_path: Path, engine: Engine, manifest: Manifest, boxed: Ma
     build_gallery(engine, boxed, tmp_path / "g")
     other = replace(manifest, rows=(manifest.rows[0], replace(manifest.rows[1], boxes=BOXES[:1])))
     with Gallery.open(tmp_path / "g") as gallery:
-        assert update_gallery(gallery, manifest).changed == 0  # it has no boxes at all: they stay
+        assert update_gallery(gallery, manifest).changed == 0  # the manifest has no boxes, so they stay
         assert gallery.entry("image_00").boxes == BOXES
         assert update_gallery(gallery, other).changed == 2
         assert (gallery.entry("image_00").boxes, gallery.entry("image_01").boxes) == ((), BOXES[:1])

@@ -1,4 +1,4 @@
-"""Building a gallery: what goes in, what is left out, and what an interruption leaves."""
+"""Building a gallery: added and skipped images, and interruptions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_split_that_is_not_there(tmp_path: Path, engine: Engine, manifest: Man
 def test_the_number_of_workers_changes_nothing(
     tmp_path: Path, engine: Engine, manifest: Manifest, make_xray: Callable[..., np.ndarray]
 ) -> None:
-    """More images than are read ahead, and one that cannot be read: the same entries, vectors and thumbnails."""
+    """With more images than are read ahead, and an unreadable one: the same entries, vectors and thumbnails."""
     table = drawn_manifest(tmp_path, manifest, make_xray, 70)
     table.rows[40].image.unlink()
     alone = build_gallery(engine, table, tmp_path / "alone", workers=0)
@@ -108,7 +108,7 @@ def test_unreadable_images_are_listed(
     assert len(caplog.messages) == 2
     with (tmp_path / "g" / "unreadable.csv").open(newline="") as stream:
         assert list(csv.reader(stream)) == [["image", "reason"], *map(list, report.unreadable)]
-    # It goes when a later build has nothing to list.
+    # The list is removed once a later build has nothing to list.
     build_gallery(engine, manifest, tmp_path / "g")
     assert not (tmp_path / "g" / "unreadable.csv").exists()
 
@@ -125,7 +125,7 @@ def test_nothing_readable_leaves_what_was_there(tmp_path: Path, engine: Engine, 
 def test_a_build_that_is_stopped_goes_on(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
-    """What was there stays until the end, and no image is embedded twice."""
+    """The old gallery stays until the end, and no image is embedded twice."""
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
     counter.images, counter.limit = 0, 8
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +150,7 @@ def test_a_build_of_something_else_does_not_go_on(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None,
     make_tiny_model: Callable[..., Path], change: str,
 ) -> None:  # fmt: skip
-    """It starts anew, and clears the other away once it is done."""
+    """It starts over, and removes the other unfinished build at its end."""
     counter.limit = 10
     with pytest.raises(KeyboardInterrupt):
         build_gallery(engine, manifest, tmp_path / "g")
@@ -197,7 +197,7 @@ def test_a_passing_error_throws_nothing_away(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Another program holds the file of the unfinished work for longer than a build waits."""
+    """Another program locks the file of the unfinished work for longer than a build waits."""
     counter.limit = 10
     with pytest.raises(KeyboardInterrupt):
         build_gallery(engine, manifest, tmp_path / "g")
@@ -216,7 +216,7 @@ def test_a_passing_error_throws_nothing_away(
 def test_entries_of_other_images_are_not_lost(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages
 ) -> None:
-    """Those that an addition brought, also while the build was under way; unless they are to be replaced."""
+    """This includes entries added during the build; only --replace drops them."""
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
     add_to_gallery(engine, manifest, tmp_path / "g")
     counter.limit = counter.images
@@ -320,7 +320,7 @@ def test_what_searches_need_is_written_where_they_would_use_it(
 def test_what_a_killed_build_left_is_cleared(
     tmp_path: Path, engine: Engine, manifest: Manifest, tiny_gallery: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also a gallery that was replaced when the build was killed, in a folder of its own or without one."""
+    """This includes a gallery that the killed build had replaced, with or without its own folder."""
     path, flat = tmp_path / "g", live_folder(tiny_gallery)
     shutil.copytree(flat, path)
     build_gallery(engine, manifest, path)
@@ -374,7 +374,7 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
 def test_a_removal_takes_away_what_a_killed_build_had_replaced(
     tmp_path: Path, engine: Engine, manifest: Manifest, tiny_gallery: Path
 ) -> None:
-    """A gallery without a pointer, whose place another has taken."""
+    """The replaced gallery had no pointer file."""
     flat = live_folder(tiny_gallery)
     build_gallery(engine, manifest, tmp_path / "g")
     shutil.copytree(flat, tmp_path / "g", dirs_exist_ok=True)
@@ -391,7 +391,7 @@ def test_an_interruption_while_it_takes_its_place_leaves_a_gallery(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch,
     step: str, done: bool, error: type[BaseException],
 ) -> None:  # fmt: skip
-    """At each step, before or after it: what was there, or what was built; and the same call ends the work."""
+    """Before or after each step, the old or the new gallery is there, and the same call finishes the work."""
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
 
     where: object = shutil if step == "rmtree" else Path
@@ -415,7 +415,7 @@ def test_an_interruption_while_it_takes_its_place_leaves_a_gallery(
 def test_what_was_replaced_is_not_gone_on_with(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same build again, killed before the gallery of before was removed: the next one embeds all images."""
+    """The build is repeated, and killed before the old gallery is removed: the next one embeds all images."""
     build_gallery(engine, manifest, tmp_path / "g")
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -441,7 +441,7 @@ def test_an_unfinished_build_is_no_gallery(
 def test_who_has_the_gallery_open_cannot_write_to_what_was_replaced(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even where the build was killed before it could remove it."""
+    """This also holds if the build was killed before it could remove the old gallery."""
     build_gallery(engine, manifest, tmp_path / "g")
     with Gallery.open(tmp_path / "g") as old:
         monkeypatch.setattr(shutil, "rmtree", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -458,7 +458,7 @@ def test_who_has_the_gallery_open_cannot_write_to_what_was_replaced(
 def test_an_image_that_is_there_under_another_name_is_left_out(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
-    """In the same batch, and in an earlier one: listed, embedded once."""
+    """Copies in the same batch or an earlier one are listed, and embedded once."""
     rows = [replace(row, image=tmp_path / row.image.name) for row in manifest.rows[:6]]
     for row, source in zip(rows, (0, 0, 1, 2, 3, 1), strict=True):
         shutil.copy(manifest.rows[source].image, row.image)

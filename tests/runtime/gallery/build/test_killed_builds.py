@@ -1,8 +1,8 @@
-"""Builds and additions that are killed (SIGKILL) anywhere: after a build the gallery is as before or after it, after an
-addition it has whole batches of it; and the next run goes on.
+"""Builds and additions killed (SIGKILL) at any point: a build leaves the old or the new gallery, an addition whole
+batches, and the next run continues.
 
-A child process counts the calls of Python functions and kills itself at one of them; so any point between two of them
-is reached, the same one each time.
+A child process counts calls of Python functions and kills itself at one of them, so that any point between two calls is
+reached, reproducibly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-#: Forks a child for each point; the engine is opened in the child. Prints a line of JSON for each.
+#: Forks a child for each point, which opens the engine. Prints one line of JSON per child.
 DRIVER = """
 import json, os, shutil, signal, sys
 from pathlib import Path
@@ -127,8 +127,8 @@ def check(kind: str, results: list[dict[str, object]]) -> None:
         assert result["status"] == 0
         assert result["end"] == whole, result
         assert result["left"] == 1, result
-        # Killed after a batch was embedded and before it was stored, that batch is embedded again, and no other. A
-        # build that was done is another build when it is run again.
+        # Only a batch that was embedded but not yet stored when killed is embedded again. If the build was complete,
+        # running it again is a new build.
         again = 20 if kind == "build" and result["after"] == whole else 0
         assert result["embedded"] in (20 + again, 24 + again), result
 

@@ -1,4 +1,4 @@
-"""The lists beside a gallery, which others may have written: named where they cannot be read."""
+"""The lists beside a gallery: errors name those that cannot be read."""
 
 from __future__ import annotations
 

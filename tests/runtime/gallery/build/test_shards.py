@@ -1,4 +1,4 @@
-"""Shards of a build: merged, they are the gallery that one build makes; and what keeps them from being mixed up."""
+"""Shards of a build: merged, they equal the gallery of one build; mixed-up shards are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from counted_images import CountedImages
 
 @pytest.fixture
 def table(manifest: Manifest, tmp_path: Path) -> Manifest:
-    """24 images, of which the 10th is missing and the 20th is the 2nd once more, under a name that another has."""
+    """24 images; the 10th is missing, and the 20th is a copy of the 2nd with the name of another."""
     rows = list(manifest.rows)
     rows[9] = replace(rows[9], image=tmp_path / "missing.png")
     (tmp_path / "other").mkdir()
@@ -101,7 +101,7 @@ def test_a_copy_of_a_shard_is_that_shard(shards: list[Path], tmp_path: Path) -> 
 
 
 def test_a_merge_that_is_stopped_goes_on(engine: Engine, shards: list[Path], tmp_path: Path, table: Manifest) -> None:
-    """There is no gallery before all shards are in; then it is that of one build."""
+    """There is no gallery until all shards are merged; then it equals that of one build."""
 
     def stop(path: Path, added: object) -> None:
         if path.name == "shard2":
@@ -157,7 +157,7 @@ def test_galleries_that_are_no_shards_make_a_new_one(
 
 
 def test_a_shard_without_images_is_empty(engine: Engine, table: Manifest, tmp_path: Path) -> None:
-    """More shards than images, and one whose image cannot be read."""
+    """There are more shards than images, and one shard's image is unreadable."""
     rows = replace(table, rows=(table.rows[0], table.rows[9]))
     paths = [tmp_path / f"shard{number}" for number in range(1, 6)]
     for number, path in enumerate(paths, 1):
@@ -205,7 +205,7 @@ def test_the_card_needs_a_file(tiny_model: Path) -> None:
 
 
 class RayHere:
-    """What is used of Ray, done at once in this process; task `fails_at` raises."""
+    """The used part of Ray, run immediately in this process; task `fails_at` raises."""
 
     class exceptions:  # noqa: N801
         RayError = RuntimeError
@@ -243,7 +243,7 @@ def test_a_build_by_ray_goes_on_with_the_shards_that_are_not_there(
     engine: Engine, tiny_model: Path, table: Manifest, tmp_path: Path, counter: CountedImages,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """The 20th image is embedded too: that it is the 2nd once more is seen when the shards are merged."""
+    """The 20th image is embedded too: only the merge finds that it is a copy of the 2nd."""
     build_gallery(engine, table, tmp_path / "whole", splits=["all"])
     monkeypatch.setattr(merge, "TASK_IMAGES", 10)
     ray = RayHere(fails_at=3)
@@ -285,7 +285,7 @@ print(report.images, len(report.unreadable), len(report.duplicates))
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
 def test_tasks_of_ray_build_the_same_gallery(engine: Engine, tiny_model: Path, table: Manifest, tmp_path: Path) -> None:
-    """Ray in a process of its own."""
+    """This runs the real Ray in its own process."""
     write_manifest(table, tmp_path / "manifest.csv")
     build_gallery(engine, table, tmp_path / "whole", splits=["all"])
     words = [sys.executable, "-c", RAY, tiny_model, tmp_path / "manifest.csv", tmp_path / "ray"]

@@ -33,7 +33,7 @@ def manifest(tiny_manifest: Path) -> Manifest:
 def test_shards_are_merged_into_a_collection(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Stopped in the second shard, the same call goes on: the answers are those of one build on disk."""
+    """After an interruption in the second shard, the same call continues. Answers equal those of one build on disk."""
     monkeypatch.setattr("cbmir.runtime.gallery.maintenance._BLOCK", 4)
     place, shards = f"milvus:{tmp_path}/m.db", [tmp_path / f"s{number}" for number in (1, 2)]
     for number, path in enumerate(shards, 1):

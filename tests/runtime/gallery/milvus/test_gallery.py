@@ -1,4 +1,4 @@
-"""What is Milvus's own: places, expressions, limits, the embedded engine's life. The rest is in `test_protocol`."""
+"""Tests specific to Milvus: addresses, expressions, limits, the embedded engine. The rest is in `test_protocol`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def gallery(place: str, tiny_card: ModelCard) -> Iterator[MilvusGallery]:
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard) -> Iterator[MilvusGallery]:
-    """As `gallery`, but one for all tests that leave it as it is."""
+    """A gallery shared by all tests that do not change it."""
     with MilvusGallery.create(f"milvus:{tmp_path_factory.mktemp('kept')}/file.db", tiny_card) as made:
         made.add([Entry(f"e{n:03}", "/x.png", f"p{n}", sha256=f"d{n}") for n in range(40)], unit(40))
         yield made
@@ -122,7 +122,7 @@ def test_expressions() -> None:
     assert of(exclude_studies=["1.2"], view="Pa") == 'study not in ["1.2"] and view == "pa"'
     assert of(view="PA", source='St. "Süd"') == 'view == "pa" and source == "st. \\"süd\\""'
     assert of(since="2020-01-02") == "date >= 20200102 and date <= 99991231"
-    assert of(until="2020-01-02") == "date >= 1 and date <= 20200102"  # 0 is a day that is not known
+    assert of(until="2020-01-02") == "date >= 1 and date <= 20200102"  # 0 is an unknown day
     assert of(where="mass and not (Effusion or nodule)") == (
         "(array_contains(positive, 1) and (array_contains(negative, 0) and array_contains(negative, 2)))"
     )
@@ -153,7 +153,7 @@ def test_any_text_is_found_as_it_is(kept: MilvusGallery, value: str) -> None:
     "entry",
     [
         Entry("i" * 513, "/x.png", "p"),
-        Entry("i", "/x.png", "ä" * 129),  # a server counts bytes
+        Entry("i", "/x.png", "ä" * 129),  # the server limits bytes
         Entry("i", "/x.png", "p", view="v" * 65),
         Entry("i", "/x.png", "p", source="ß" * 129),
         Entry("i", "/x.png", "p", report="r" * 65_536),
@@ -176,7 +176,7 @@ def test_a_path_that_is_no_unicode_is_kept(gallery: MilvusGallery) -> None:
 def test_an_entry_that_another_program_added_twice_is_there_once(
     gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both looked before either wrote: what is written last stands, and there is no second row."""
+    """Both checked before either wrote: the last write wins, and there is one row."""
     with monkeypatch.context() as patch:
         patch.setattr(gallery, "_there", lambda entries: ({}, {}))
         gallery.add([Entry("e000", "/again.png", "p0", sha256="d0")], unit(1))
@@ -212,7 +212,7 @@ def test_thumbnails_go_with_their_entries(gallery: MilvusGallery, monkeypatch: p
         with pytest.raises(ZeroDivisionError):
             gallery.add([Entry("c", "/x.png", "p")], unit(1, 2), [b"of c"])
     assert set(gallery._pictures.read()) == {"a", "b", "c"}
-    assert gallery.remove(ids=["c"], patient_ids=["p"]) == ("a", "b")  # c was never added, yet nothing of it stays
+    assert gallery.remove(ids=["c"], patient_ids=["p"]) == ("a", "b")  # c was never added; its picture is removed
     assert gallery._pictures.read() == {}
 
 
@@ -231,12 +231,12 @@ def test_a_removal_that_was_stopped_is_ended_by_the_next(
 
 @pytest.mark.parametrize(("setting", "kind"), [("auto", "hnsw"), ("int8", "hnsw_sq")])
 def test_k_neighbours_whenever_there_are_k(place: str, tiny_card: ModelCard, setting: str, kind: str) -> None:
-    """A graph alone would not reach the few that pass."""
+    """The graph alone would not reach the few entries that pass."""
     vectors = unit(1500, 2)
     entries = [Entry(f"e{n:04}", "/x.png", f"p{n}", date=f"20{20 + (n % 250 == 0)}-01-01") for n in range(1500)]
     with MilvusGallery.create(place, tiny_card, index=setting) as made:
         made.add(entries, vectors)
-    with MilvusGallery.open(place) as opened:  # its rows are in indexed segments now
+    with MilvusGallery.open(place) as opened:  # reopened, so that its rows are in indexed segments
         found = opened.search(vectors[1], 5, filter=Filter(since="2021-01-01"))
         expected = sorted(range(0, 1500, 250), key=lambda n: -float(vectors[n] @ vectors[1]))[:5]
         assert [hit.entry.id for hit in found.hits] == [f"e{n:04}" for n in expected]
@@ -261,7 +261,7 @@ def test_a_graph_that_reaches_too_few_is_an_error_not_a_short_answer(
 ) -> None:
     rows = kept._rows
     monkeypatch.setattr(type(rows), "candidates", lambda self, queries, *rest: [[] for _ in queries])
-    assert len(kept.search(unit(1)[0], 5).hits) == 5  # all were compared
+    assert len(kept.search(unit(1)[0], 5).hits) == 5  # all entries were compared
     monkeypatch.setattr(client, "MOST", 30)
     with pytest.raises(GalleryError, match="found 0 of 5 neighbours"):
         kept.search(unit(1)[0], 5)
@@ -348,7 +348,7 @@ def test_what_is_no_gallery_is_refused(tmp_path: Path, tiny_card: ModelCard, pla
     about = client.Texts(connection, "about", "strong")
     about.make()
     client.Texts(connection, "pictures", "strong").make()
-    with pytest.raises(GalleryError, match="found KeyError: 'schema'"):  # a creation that was stopped
+    with pytest.raises(GalleryError, match="found KeyError: 'schema'"):  # an interrupted creation
         MilvusGallery.open(place)
     about.write({"schema": "9"})
     with pytest.raises(GalleryError, match="found schema 9"):
@@ -360,7 +360,7 @@ def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capfd: pyte
     monkeypatch.setattr(client, "_CONNECT", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]  # nobody listens
+        port = listener.getsockname()[1]  # nothing listens there
         with pytest.raises(GalleryError, match=r"cannot open .*check that the server runs"):
             MilvusGallery.open(f"milvus://127.0.0.1:{port}/name")
     assert capfd.readouterr().err == ""
@@ -382,7 +382,7 @@ def test_without_pymilvus_the_error_says_how_to_get_it(place: str, monkeypatch: 
 
 
 def test_a_finder_over_milvus(tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, place: str) -> None:
-    """The same answers as over a folder."""
+    """Its answers equal those with a folder."""
     from cbmir.manifest import read_manifest
 
     with open_engine(tiny_model, threads=1) as engine:
