@@ -1,4 +1,4 @@
 """Training: dataset readers and phantoms, losses, encoders, the Lightning harness, metrics.
 
-Import the modules one by one: readers, phantoms and metrics must work without torch.
+Import submodules directly: readers, phantoms and metrics must work without torch.
 """

@@ -19,7 +19,7 @@ Precision = Literal["auto", "32", "bf16-mixed", "16-mixed"]
 Schedule = Literal["constant", "cosine"]
 Augment = Literal["crop", "full"]
 
-#: What may change when a run is resumed. The manifest and the teacher may have moved: their fingerprints stay.
+#: Options that may change when a run is resumed. Manifest and teacher may have moved, but not their fingerprints.
 RESUMABLE_CHANGES = ("devices", "manifest", "distill")
 
 #: Losses that can have class weights.
@@ -32,21 +32,22 @@ class TrainConfig:
 
     Attributes:
         grey_range: The values for black and white that the encoder's weights expect (`encoders.grey_range_of`).
-        batch_size: On all devices together.
+        batch_size: Images per step, summed over all devices.
         proxies_per_class: A number, or `auto`.
-        class_weights: None is the paper's choice: yes for the proxy loss, no for BCE. Most other losses have none.
+        class_weights: Whether the loss weights its classes. None follows the paper: yes for the proxy loss, no for BCE.
+            Most other losses have no class weights.
         code_bits: Length of the codes of hashing losses.
         fold: "1/5" to "5/5" for cross-validation by patient, the same for every seed; empty for the manifest's splits;
             `all` to train on every image, which only `comparison.final` does.
-        stop_after: Number of the schedule's epochs after which training ends; 0 means all.
-        patience: Number of epochs without a better `choice` (`validation.Validation`) until training stops.
-        schedule: The learning rate is constant, or warms up and then decays by a cosine.
+        stop_after: Stop after this many epochs of the schedule; 0 means all.
+        patience: Stop after this many epochs without a better `choice` (`validation.Validation`).
+        schedule: Constant learning rate, or warm-up followed by cosine decay.
         average: Decay of the moving average of the weights that is evaluated and kept; 0 keeps the weights themselves.
-        augment: Random crops, or also rotation, scale and exposure.
+        augment: Random crops only, or also random rotation, scale and exposure.
         head_rate: Learning rate of projection, head and loss, as a multiple of the encoder's.
         linear_fit: At the end, fit linear maps from the features to embedding and scores (`linear_fit`).
         projection: Dimensions of the embedding of a linear fit.
-        distill: The teacher's folder, or empty.
+        distill: The teacher's RUN folder, or empty.
         teacher_fingerprint: Fingerprint of the teacher's weights, or empty.
     """
 
@@ -120,7 +121,7 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, data: Any) -> TrainConfig:
-        """From config.json. Raises ValueError for a value of the wrong type, RunError for one out of range."""
+        """Build from config.json. Raises ValueError for a value of the wrong type, RunError for one out of range."""
         if not isinstance(data, dict):
             raise ValueError("no object of options")
         unknown = sorted(set(data) - {field.name for field in fields(cls)})
@@ -129,7 +130,7 @@ class TrainConfig:
         return from_json(cls, data)
 
     def differences(self, other: TrainConfig) -> list[str]:
-        """The options by which `other` is another run, as "name: own -> other"."""
+        """Return the options that make `other` a different run, as "name: value here -> value there"."""
         return [
             f"{field.name}: {getattr(self, field.name)} -> {getattr(other, field.name)}"
             for field in fields(self)
@@ -138,10 +139,10 @@ class TrainConfig:
 
 
 def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
-    """Number of proxies of each class (columns of `targets` [N, K] in {0, 1, NaN}): the given number, or `auto`.
+    """Return the number of proxies per class (columns of `targets` [N, K] in {0, 1, NaN}), for a number or `auto`.
 
-    `auto` goes beyond the paper (its future work): one proxy for a rare finding, and one more for each doubling of its
-    positive images from 64, up to 8.
+    `auto` goes beyond the paper, which names it as future work: one proxy for a rare finding, and one more for each
+    doubling of its positive images from 64 on, at most 8.
     """
     if asked != "auto":
         return (int(asked),) * targets.shape[1]
@@ -150,7 +151,7 @@ def proxy_counts(asked: str, targets: Tensor) -> tuple[int, ...]:
 
 
 def resolve_precision(precision: Precision) -> Literal["32-true", "bf16-mixed", "16-mixed"]:
-    """`auto` is bf16 or fp16 on CUDA, and float32 on a CPU, where bf16 slows some encoders down.
+    """Resolve `auto` to bf16 or fp16 on CUDA, and to float32 on a CPU, where bf16 slows some encoders down.
 
     Raises RunError for fp16 without CUDA: Lightning would use bf16 instead.
     """

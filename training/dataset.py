@@ -1,4 +1,4 @@
-"""Decoded images, cached so that decoding never keeps the model waiting, and the dataset over them."""
+"""The cache of decoded images, so that training never waits for decoding, and the dataset built on it."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ log = logging.getLogger("cbmir")
 
 
 def label_array(manifest: Manifest) -> NDArray[np.float32]:
-    """Labels as float32 [N, C]: 1, 0, -1 (uncertain), NaN (unknown)."""
+    """Return the labels, float32 [N, C]: 1, 0, -1 (uncertain), NaN (unknown)."""
     values = [[np.nan if v is None else v for v in row.labels] for row in manifest]
     return np.array(values, dtype=np.float32).reshape(len(manifest), len(manifest.labels))
 
 
 def split_rows(manifest: Manifest, *splits: str) -> list[int]:
-    """Positions of the rows in the named splits."""
+    """Return the positions of the rows in the given splits."""
     return [position for position, row in enumerate(manifest.rows) if row.split in splits]
 
 
 def split_targets(manifest: Manifest, *splits: str) -> Tensor:
-    """Training targets of the named splits, float32 [N, C] in {0, 1, NaN}."""
+    """Return the training targets of the given splits, float32 [N, C] in {0, 1, NaN}."""
     return training_targets(label_array(manifest)[split_rows(manifest, *splits)])
 
 
 def cache_folder(manifest: str | Path) -> Path:
-    """The folder for the decoded images of a manifest: `.cbmir-cache` beside it."""
+    """Return the folder for a manifest's decoded images: `.cbmir-cache` beside it."""
     return Path(manifest).resolve().parent / ".cbmir-cache"
 
 
 def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDArray[np.uint8]:
-    """Every image of the manifest decoded and resized, uint8 [N, R, R], memory-mapped from `folder`.
+    """Return every image of the manifest, decoded and resized: uint8 [N, R, R], memory-mapped from `folder`.
 
-    Only missing images are decoded, so a stopped run continues. The cache is keyed by the files' paths, sizes and times
-    and by the spec, including its intensity policy. A DICOM file of a lateral view is accepted if the manifest says
-    that it is lateral. Raises ManifestError, which names the images that cannot be read.
+    Only images missing from the cache are decoded, so an interrupted run continues. The cache key covers the paths,
+    sizes and modification times of the files, and the spec with its intensity policy. A lateral DICOM file is accepted
+    if the manifest marks it as lateral. Raises ManifestError, which names the images that cannot be read.
     """
     digest = hashlib.sha256(repr(spec).encode())
     for row in manifest:
@@ -70,7 +70,7 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
     folder.chmod(0o700)  # earlier versions made it readable by others
     folder = folder / digest.hexdigest()[:16]
     folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):  # of two runs that start together, one decodes
+    with FileLock(folder / "lock"):  # if two runs start together, only one decodes
         images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
         done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
         _decode(manifest, spec, images, done)
@@ -105,7 +105,7 @@ def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDAr
     if not path.exists():
         with replacing(path) as temporary:
             array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
-            if sys.platform == "linux":  # a full disk fails now, not as SIGBUS later
+            if sys.platform == "linux":  # a full disk raises an error now, instead of SIGBUS later
                 with temporary.open("r+b") as stream:
                     os.posix_fallocate(stream.fileno(), 0, array.offset + array.nbytes)
     return np.lib.format.open_memmap(path, mode="r+")
@@ -114,8 +114,8 @@ def _memmap(path: Path, dtype: type[np.generic], shape: tuple[int, ...]) -> NDAr
 class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
     """Random views of images: (uint8 [1, S, S], float32 [C] in {0, 1, NaN}).
 
-    A view is a crop, or with `full` augmentation a rotated and scaled crop with another exposure. It depends only on
-    seed, epoch and image, so a resumed run sees the same views as an uninterrupted one.
+    A view is a crop or, with `full` augmentation, a `full_view`. It depends only on seed, epoch and image, so a resumed
+    run sees the same views as an uninterrupted one.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class TrainingImages(Dataset[tuple[Tensor, Tensor]]):
 
 
 def full_view(image: NDArray[np.uint8], crop: int, draw: np.random.Generator) -> Tensor:
-    """A random crop of a grey image [R, R], as uint8 [1, S, S]: rotated by up to 10 degrees, scaled by up to 12% (each
-    side by up to 6%), with another gamma, contrast and brightness, and black beyond the image. Never mirrored: the
-    heart is on the left."""
+    """Return a random crop of a grey image [R, R] as uint8 [1, S, S], rotated by up to 10 degrees, scaled by up to 12%
+    (plus up to 6% per axis), with random gamma, contrast and brightness, and black outside the image. It is never
+    mirrored, because the heart is on the left."""
     resize = len(image)
     angle = math.radians(draw.uniform(-10, 10))
     scale, aspect = math.exp(draw.uniform(-0.12, 0.12)) * crop / resize, math.exp(draw.uniform(-0.06, 0.06))
@@ -157,13 +157,13 @@ def full_view(image: NDArray[np.uint8], crop: int, draw: np.random.Generator) ->
 
 
 def training_targets(labels: NDArray[np.float32]) -> Tensor:
-    """float32 [N, C] in {0, 1, NaN}: uncertain (-1) counts as unknown in training."""
+    """Return training targets, float32 [N, C] in {0, 1, NaN}: uncertain labels (-1) count as unknown."""
     return torch.from_numpy(np.where(labels == -1, np.float32(np.nan), labels))
 
 
 def evaluation_batches(
     images: NDArray[np.uint8], rows: Sequence[int] | NDArray[np.intp], spec: PreprocessSpec, size: int = 64
 ) -> Iterator[NDArray[np.uint8]]:
-    """Centre crops in batches, uint8 [<= size, 1, S, S], in the order of `rows`."""
+    """Yield centre crops in batches, uint8 [<= size, 1, S, S], in the order of `rows`."""
     for start in range(0, len(rows), size):
         yield centre_crop(images[np.asarray(rows[start : start + size])], spec)[:, None]

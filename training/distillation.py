@@ -1,7 +1,7 @@
-"""Distillation: train a light encoder to answer in the embedding space of a trained model, its teacher.
+"""Distillation: train a light encoder, the student, to embed images into the space of a trained model, its teacher.
 
-The student searches the teacher's gallery. The student is an encoder, a 1x1 projection to the teacher's embedding
-dimension, and a frozen copy of the teacher's head; its card has the teacher's fingerprint.
+The student searches the teacher's gallery. It consists of an encoder, a 1x1 projection to the teacher's embedding
+dimension, and a frozen copy of the teacher's head. Its card has the teacher's fingerprint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cbmir.training.run import RunFolder, encoder_for, load_model
 
 log = logging.getLogger("cbmir")
 
-#: Width in cosine of the neighbourhood in which a batch's other images compete.
+#: Temperature of the softmax over the cosines with the other images of a batch.
 TEMPERATURE = 0.05
 # Keeps log(score) and log(1 - score) finite.
 _EPSILON = 1e-6
@@ -34,16 +34,16 @@ _EPSILON = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """The model of a finished run. It is not part of the student, and is never trained, saved, or in training mode."""
+    """The model of a finished run. It is not part of the student, and is never trained, saved or in training mode."""
 
     model: RetrievalModel
     card: ModelCard
 
     @torch.no_grad()
     def pooled(self, image: Tensor) -> Tensor:
-        """Pooled features, float32 [N, D], of uint8 images [N, 1, S, S], which the student learns.
+        """Return the pooled features that the student learns, float32 [N, D], for uint8 images [N, 1, S, S].
 
-        Always in float32, like the gallery that the student will search.
+        They are always computed in float32, like the gallery that the student will search.
         """
         with torch.autocast(image.device.type, enabled=False):
             _, pooled, _ = self.model.features(image)
@@ -51,9 +51,9 @@ class Teacher:
 
 
 def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
-    """The options of TrainConfig that the teacher in `run` decides: its folder, head, image size, and fold.
+    """Return the options of TrainConfig that the teacher in `run` determines: its folder, head, image size and fold.
 
-    On the same table the student has the teacher's fold, so that the teacher has not seen the queries. Raises RunError
+    On the same table the student uses the teacher's fold, so that the teacher has not seen the queries. Raises RunError
     for an unfinished run.
     """
     folder = RunFolder(run)
@@ -67,10 +67,10 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
 
 
 def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
-    """The teacher of a student's run.
+    """Load the teacher of a student's run.
 
-    Logs a warning if the teacher was trained on another table. Raises RunError for an unfinished run, a hashing model,
-    another teacher than at the start of the run, and for labels, image size or fold that differ from the teacher's.
+    Logs a warning if the teacher was trained on another table. Raises RunError if the teacher's run is unfinished, if
+    it is a hashing model or not the teacher that the run began with, or if labels, image size or fold differ.
     """
     model, card, own = load_model(Path(config.distill))
     if card.weights != config.teacher_fingerprint:
@@ -94,31 +94,31 @@ def load_teacher(config: TrainConfig, manifest: Manifest) -> Teacher:
 
 
 def build_student(config: TrainConfig, teacher: Teacher, *, weights: str) -> tuple[RetrievalModel, DistillationLoss]:
-    """An untrained student and its loss: an encoder from `weights`, a random projection, and the teacher's head,
-    frozen."""
+    """Build an untrained student (an encoder with `weights`, a random projection and the teacher's frozen head) and its
+    loss."""
     encoder, dim = encoder_for(config, weights)
     head = copy.deepcopy(teacher.model.head).train().requires_grad_(False)
     return RetrievalModel(with_projection(encoder, dim, teacher.card.embedding_dim), head), DistillationLoss()
 
 
 class DistillationLoss(nn.Module):
-    """Regression, neighbours and scores, each zero if the student answers like the teacher; labels are not used.
+    """The sum of three terms, each zero if the student matches the teacher. Labels are not used.
 
-    With unit embeddings s of the student and t of the teacher, of image i, and the teacher's head:
+    s_i and t_i are the unit embeddings of image i by student and teacher. Both use the teacher's head.
 
-    - regression, 1 - s_i . t_i = |s_i - t_i|^2 / 2. For a student that searches the teacher's gallery, plain regression
-      is hard to beat (M. Budnik and Y. Avrithis, "Asymmetric metric learning for knowledge transfer", CVPR 2021);
-    - neighbours, T KL(softmax_j(t_i . t_j / T) || softmax_j(s_i . t_j / T)) over the other images j of the batch: the
+    - Regression: 1 - s_i . t_i = |s_i - t_i|^2 / 2. For a student that searches the teacher's gallery, plain regression
+      is hard to beat (M. Budnik and Y. Avrithis, "Asymmetric metric learning for knowledge transfer", CVPR 2021).
+    - Neighbours: T KL(softmax_j(t_i . t_j / T) || softmax_j(s_i . t_j / T)) over the other images j of the batch. The
       student's query must rank the teacher's gallery as the teacher's query does (H. Wu et al., "Contextual similarity
-      distillation for asymmetric image retrieval", CVPR 2022, there with each image's neighbours in a gallery). Times
-      T, so that its gradient in a cosine is a difference of probabilities, of the size of the regression's;
-    - scores, the mean over labels of KL between the two Bernoulli distributions that the head returns (G. Hinton et
-      al., "Distilling the knowledge in a neural network", 2015): a linear head reads lengths, which the other two terms
-      do not see.
+      distillation for asymmetric image retrieval", CVPR 2022, who use each image's neighbours in a gallery). With the
+      factor T, its gradient in a cosine is a difference of probabilities, about as large as the regression's.
+    - Scores: the mean over labels of the KL between the Bernoulli distributions that the head returns for both
+      (G. Hinton et al., "Distilling the knowledge in a neural network", 2015). A linear head depends on the length of
+      the features, which the other two terms ignore.
     """
 
     def forward(self, head: ProxyHead | LinearHead, pooled: Tensor, embedding: Tensor, taught: Tensor) -> Tensor:
-        """`taught`, float32 [N, D], are the teacher's pooled features of the same images as `pooled` [N, D]."""
+        """Return the loss. `taught`, float32 [N, D], holds the teacher's pooled features of the images in `pooled`."""
         teacher = functional.normalize(taught, dim=1)
         regression = 1 - (embedding * teacher).sum(dim=1).mean()
         scores = bernoulli_divergence(head(taught, teacher), head(pooled, embedding))
@@ -126,9 +126,9 @@ class DistillationLoss(nn.Module):
 
 
 def neighbour_divergence(teacher: Tensor, student: Tensor) -> Tensor:
-    """T times the mean KL between the two models' distributions over an image's neighbours: two of [N, D] -> scalar.
+    """Return T times the mean KL between the models' distributions over an image's neighbours: two [N, D] -> scalar.
 
-    0 for fewer than three images: a single other image leaves no choice.
+    It is 0 for fewer than three images: a distribution over a single neighbour is constant.
     """
     if len(teacher) < 3:
         return student.new_zeros(())
@@ -140,6 +140,6 @@ def neighbour_divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def bernoulli_divergence(wanted: Tensor, found: Tensor) -> Tensor:
-    """Mean KL between probabilities: two of [N, C] in [0, 1] -> scalar."""
+    """Return the mean KL between probabilities: two [N, C] in [0, 1] -> scalar."""
     p, q = (side.clamp(_EPSILON, 1 - _EPSILON) for side in (wanted, found))
     return (p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()).mean()

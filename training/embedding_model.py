@@ -1,5 +1,5 @@
-"""An embedding model from an encoder's published weights, without training: it finds similar images and scores no
-findings."""
+"""Embedding models: an encoder with its published weights, not trained further. They find similar images but do not
+score findings."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from cbmir.training.run import embedding_fingerprint
 def embedding_model(
     encoder: str, weights: str, *, image_size: int | None = None, grey_range: str = "own", intensity: str = "header"
 ) -> tuple[RetrievalModel, ModelCard]:
-    """The model, in evaluation mode on the CPU, and its card. It sees the whole image, resized to a square.
+    """Return the model, in evaluation mode on the CPU, and its card. It sees the whole image, resized to a square.
 
     Args:
-        encoder: Its name for `build_encoder`.
+        encoder: A name that `build_encoder` accepts.
         weights: A file with every tensor of the encoder, or `imagenet`.
-        image_size: Side of the square; None means that of the published weights (`own_input`).
+        image_size: Side of the square in pixels; None means that of the published weights (`own_input`).
         grey_range: The values for black and white that the weights expect (`grey_range_of`).
-        intensity: How stored values become grey (`PreprocessSpec`).
+        intensity: How stored values become grey values (`PreprocessSpec`).
 
     Raises:
-        UserError: No weights.
+        UserError: `weights` is `none`.
         EncoderError: As in `build_encoder`.
     """
     if weights == "none":
@@ -51,7 +51,7 @@ def embedding_model(
         encoder=encoder,
         embedding_dim=dim,
         head=model.head.kind,
-        sigma=TrainConfig.sigma,  # width of the weight of a neighbour in the agreement
+        sigma=TrainConfig.sigma,  # weights the neighbours in `runtime.results.agreement`
         proxies_per_class=(),
         negative_proxies=False,
         thresholds=(),

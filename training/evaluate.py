@@ -1,6 +1,6 @@
-"""Evaluation of vectors, and of a run or model file: AUC, and retrieval from a gallery.
+"""Evaluation of vectors, a run or a model file: AUC, and retrieval from a gallery.
 
-An `Evaluation` holds the answers to one set of queries; its figures are those of a `Pool` of one.
+An `Evaluation` holds the results for one set of queries; a `Pool` with this single part computes its figures.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Embedder = Callable[[Iterable[NDArray[np.uint8]]], tuple[NDArray[np.float32], ND
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """N images: the model's embedding float32 [N, D] and scores float32 [N, C] (NaN without a classifier), and the
-    table's labels float32 [N, C] (1, 0, -1, NaN) and patients."""
+    """Embeddings float32 [N, D] and scores float32 [N, C] (NaN without a classifier) of N images, and their labels
+    float32 [N, C] (1, 0, -1, NaN) and patients from the manifest."""
 
     embedding: NDArray[np.float32]
     scores: NDArray[np.float32]
@@ -52,7 +52,7 @@ class Vectors:
     def of_split(
         cls, manifest: Manifest, split: str, embedding: NDArray[np.float32], scores: NDArray[np.float32] | None = None
     ) -> Vectors:
-        """The vectors of one split's images, in the order of the manifest; a gallery needs no scores."""
+        """Build the vectors of a split, in the order of the manifest; a gallery needs no scores."""
         rows = manifest.split(split)
         none = np.empty((len(rows), 0), np.float32)
         patients = [row.patient_id for row in rows]
@@ -61,16 +61,16 @@ class Vectors:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One model's answers to one set of queries.
+    """One model's results for one set of queries.
 
     Attributes:
-        gallery: Only labels and patients are used.
+        gallery: Only its labels and patients are used.
         neighbours: int [Q, k + SPARE], as in `Rankings`.
         retrieval: One value per query, for `positive queries` (with a positive label) and `all queries` (the
             negative class counts as a label).
         thresholds: One per label, from the model's card; empty without a card.
-        calibration: The same.
-        notes: What every answer must say, according to the card.
+        calibration: One per label, also from the card.
+        notes: Sentences that the card requires in every result.
     """
 
     labels: tuple[str, ...]
@@ -84,13 +84,13 @@ class Evaluation:
     notes: Sequence[str] = ()
 
     def rankings(self, column: str) -> Rankings:
-        """The lists, with the labels that count in one column."""
+        """Return the lists of neighbours with the labels that count in a column."""
         query, gallery = COUNTED[column](self.query.labels), COUNTED[column](self.gallery.labels)
         return Rankings(self.neighbours, query, gallery, self.query.patients, self.gallery.patients, self.k)
 
     @cached_property
     def chance(self) -> dict[tuple[str, str], ChanceValues]:
-        """By column, and name in CORRECTED."""
+        """Chance values by column and name in CORRECTED."""
         return {
             (column, name): chance_values(self.rankings(column), gain)
             for column in QUERIES for name, gain in CORRECTED.items()
@@ -98,8 +98,8 @@ class Evaluation:
 
     @cached_property
     def references(self) -> dict[str, RetrievalValues]:
-        """The figures of rankings that ignore the query: `random, all queries` and so on, six in all."""
-        every = metrics.add_negative_class(self.gallery.labels).astype(np.int16)  # ties of floats are slow
+        """Values of the six rankings that ignore the query: `random, all queries` and so on."""
+        every = metrics.add_negative_class(self.gallery.labels).astype(np.int16)  # sorting tied floats is slow
         scores = {"most labels": every[:, :-1].sum(axis=1, dtype=np.int16), "no finding": every[:, -1]}
 
         def alike(score: NDArray[np.int16]) -> metrics.Similarity:
@@ -116,18 +116,18 @@ class Evaluation:
 
     @property
     def scores_findings(self) -> bool:
-        """Whether the method scores findings at all."""
+        """Whether the method scores findings."""
         return not np.isnan(self.query.scores).all()
 
     @cached_property
     def calibration_errors(self) -> Floats:
-        """One per label, float64 [C]; NaN without calibration or scores."""
+        """Calibration error per label, float64 [C]; NaN without calibration or scores."""
         calibration = self.calibration or [None] * len(self.labels)
         found = metrics.probabilities(self.query.scores, calibration)
         return np.array([metrics.calibration_error(*pair) for pair in zip(found.T, self.query.labels.T, strict=True)])
 
     def summary(self, *, resamples: int = 1000, seed: int = 0) -> dict[str, Any]:
-        """Means with 95% bootstrap intervals over the queries' patients; JSON-ready, NaN as None."""
+        """Return means with 95% bootstrap intervals over the queries' patients; JSON-ready, with None for NaN."""
         pool = Pool([self], [0], resamples, seed)
         references = {name: retrieval_figures(values, pool.weights) for name, values in self.references.items()}
         counts = {"k": self.k, "queries": len(self.query.patients), "gallery": len(self.gallery.patients)}
@@ -137,7 +137,7 @@ class Evaluation:
         return notes | counts | pool.figures() | references | self._decisions(pool.weights)
 
     def _decisions(self, weights: Floats) -> dict[str, Any]:
-        """The figures at the thresholds. Unknown and uncertain labels do not count."""
+        """Return the figures at the thresholds. Unknown and uncertain labels do not count."""
         labels, scores = self.query.labels, self.query.scores
         known = (labels == 0) | (labels == 1)
         present = np.where(known, labels, np.nan)
@@ -165,11 +165,11 @@ def evaluate(
     query: Vectors, gallery: Vectors, labels: tuple[str, ...], *, k: int, similarity: metrics.Similarity | None = None,
     card: ModelCard | None = None,
 ) -> Evaluation:  # fmt: skip
-    """Retrieval of every query from the gallery, its own patient left out.
+    """Rank the gallery for every query, without the images of the query's patient.
 
     Args:
-        similarity: Defines what is near; None means Euclidean distance.
-        card: The model's, for its thresholds and calibration.
+        similarity: Orders the gallery; None means Euclidean distance.
+        card: The model's card, for its thresholds, calibration and notes.
     """
     similarity = similarity or metrics.inner_products(query.embedding, gallery.embedding)
     neighbours = nearest(similarity, query.patients, gallery.patients, k + SPARE)
@@ -185,7 +185,7 @@ def evaluate(
 def embed(
     model: RetrievalModel, batches: Iterable[NDArray[np.uint8]]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Embeddings [N, D] and scores [N, C], float32, of batches uint8 [B, 1, S, S]; the model's mode is kept."""
+    """Return embeddings [N, D] and scores [N, C], float32, of batches uint8 [B, 1, S, S]. The model keeps its mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     parts = [model(torch.from_numpy(batch).to(device))[:2] for batch in batches]
@@ -203,17 +203,18 @@ def on_fastest_device(model: RetrievalModel) -> None:
 def evaluate_model(
     model: Path, manifest_path: Path, *, k: int = 10, queries: str = "test", gallery_model: Path | None = None
 ) -> Evaluation:
-    """Evaluate a RUN folder or an exported model: the split `queries` against the train split as the gallery.
+    """Evaluate a RUN folder or an exported model: the split `queries` searches the train split.
 
-    A model of a cross-validation fold is evaluated on the queries of that fold if the manifest is that of its training.
+    If the model was trained on a cross-validation fold of this manifest, that fold's splits are used.
 
     Args:
-        gallery_model: Embeds the gallery instead of `model`, such as the teacher of a distilled model.
+        gallery_model: Embeds the gallery instead of `model`, e.g. the teacher of a distilled model.
 
     Raises:
         SplitError: A split is empty, or a patient is in two.
-        ManifestError: A label is missing.
+        ManifestError: The manifest lacks a label of the model.
         ModelError: The two models have different embedding spaces.
+        RunError: `k` is less than 1.
     """
     if k < 1:
         raise RunError(f"expected k of 1 or more, found {k}")
@@ -246,7 +247,7 @@ def evaluate_model(
 
 @contextmanager
 def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
-    """The card of a RUN folder or an exported model, and a function that embeds batches with it."""
+    """Open a RUN folder or an exported model; yield its card and a function that embeds batches."""
     if model.is_dir():
         network, card, _ = load_model(model)
         on_fastest_device(network)
@@ -257,8 +258,7 @@ def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
 
 
 def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
-    """The manifest with the splits of the model's training: those of its fold, if this is the table that it was trained
-    on.
+    """Return the manifest with the splits of the model's fold, if the model was trained on this table.
 
     Logs a warning for another table, except for embedding models. Raises SplitError for a patient in two splits.
     """
@@ -272,7 +272,7 @@ def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
 
 
 def labels_of(card: ModelCard, manifest: Manifest) -> NDArray[np.float32]:
-    """The manifest's labels in the model's order, float32 [N, C]; all of them for a model without findings."""
+    """Return the manifest's labels in the model's order, float32 [N, C]; all of them for a model without findings."""
     if not card.has_findings:
         return label_array(manifest)
     try:

@@ -23,12 +23,12 @@ _OUTCOMES = ("sensitivity", "specificity", "positive_predictive_value", "negativ
 
 
 def metric_title(metric: str, k: int) -> str:
-    """`nDCG@100`."""
+    """Return a title such as `nDCG@100`."""
     return TITLES[metric].format(k)
 
 
 def text_report(summary: dict[str, Any], title: str) -> str:
-    """The figures as Markdown: the paper's metrics, rankings that ignore the query, the yardstick, and labels."""
+    """Format the figures as Markdown: the paper's metrics, rankings that ignore the query, the yardstick, labels."""
     k = summary["k"]
 
     def titles(metrics: Sequence[str]) -> list[str]:
@@ -105,7 +105,7 @@ def write_report(evaluation: Evaluation, summary: dict[str, Any], folder: Path, 
 
 
 def figure(value: dict[str, float | None]) -> str:
-    """`.219 [.201, .236]`, or n/a without a value."""
+    """Format a value with its interval, such as `0.219 [0.201, 0.236]`, or `n/a` without a value."""
     if value["value"] is None:
         return "n/a"
     shown = f"{value['value']:.3f}"

@@ -1,6 +1,6 @@
-"""Training on Lightning, from a manifest to a finished RUN folder.
+"""Training with Lightning, from a manifest to a finished RUN folder.
 
-Checkpoints survive a kill, a full disk and a move of the folder.
+Checkpoints survive a killed process and a full disk, and the RUN folder may be moved.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import lightning as L  # noqa: N812 -- as its documentation has it
+import lightning as L  # noqa: N812 -- the name that its documentation uses
 import numpy as np
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -41,20 +41,20 @@ from cbmir.training.validation import MEASURED, HeldOut, Validation, write_card
 
 log = logging.getLogger("cbmir")
 
-#: The share of all steps in which the learning rate of a cosine schedule rises.
+#: Share of all steps during which the learning rate of a cosine schedule rises.
 _WARM_UP = 0.07
 _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
 def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOut | None = None) -> RunFolder:
-    """Train and finish a run: the best checkpoint by AUC and corrected nDCG on validation, thresholds, calibration,
-    card.
+    """Train a model and finish its run: best checkpoint by validation AUC and corrected nDCG, thresholds, calibration
+    and card.
 
     Args:
         run: A new or empty folder, or the folder of a stopped run.
         resume: Continue from the last complete epoch; the result is the same as without the interruption.
-        folds: If every image trains (`config.fold`), the results of a cross-validation of such a model; the last epoch
-            is kept.
+        folds: Cross-validation results of such a model, only if every image trains (`config.fold` is `all`). The last
+            epoch is then kept.
 
     Raises:
         RunError: The folder is in use, or the run started with other options.
@@ -74,7 +74,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     manifest = training_manifest(config)
     _check_learnable(manifest, held_out=folds is None)
     L.seed_everything(config.seed, verbose=False)
-    teacher = load_teacher(config, manifest) if config.distill else None  # first, since reading images may take an hour
+    teacher = load_teacher(config, manifest) if config.distill else None  # first: decoding the images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     data = TrainingImages(
         images,
@@ -91,25 +91,25 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
             finer_stage(model.encoder)  # fail now, not after an epoch
     else:
         model, loss = build_student(config, teacher, weights=weights)
-    model.to(memory_format=torch.channels_last)  # 1.6 times the speed on a CPU, and tensor cores on a GPU
+    model.to(memory_format=torch.channels_last)  # 1.6 times as fast on a CPU, and uses tensor cores on a GPU
     validation = Validation(config, manifest, images, teacher, folds)
     task = RetrievalTask(model, loss, validation, folder)
     trainer = _trainer(config, folder)
-    if teacher is not None:  # Lightning does not know it
+    if teacher is not None:  # Lightning only moves the student
         teacher.model.to(trainer.strategy.root_device).to(memory_format=torch.channels_last)
     log.info(
         "Training %s (weights: %s) with loss %s on %d images of %d patients; %s, %s.",
         config.encoder, config.weights, config.loss, len(data), len({r.patient_id for r in manifest.split("train")}),
         trainer.strategy.root_device.type, resolve_precision(config.precision),
     )  # fmt: skip
-    if first_process():  # only now: refused options leave no run behind
+    if first_process():  # only now, so that rejected options do not create a run
         folder.write_config(config)
     with warnings.catch_warnings():
         # Images come decoded from a memory map, so worker processes are not needed.
         warnings.filterwarnings("ignore", ".*does not have many workers.*")
         warnings.filterwarnings("ignore", ".*number of training batches.*smaller than the logging interval.*")
         warnings.filterwarnings("ignore", ".*Checkpoint directory .* exists and is not empty.*")
-        # Lightning 2.6 uses what torch 2.14 and torchmetrics call deprecated.
+        # Lightning 2.6 uses features that torch 2.14 and torchmetrics have deprecated.
         warnings.filterwarnings("ignore", category=FutureWarning)
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         last = folder.last if folder.last.exists() else None
@@ -119,7 +119,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
         raise KeyboardInterrupt
     if trainer.is_global_zero:
         model.load_state_dict(folder.best_state())
-        on_fastest_device(model)  # Lightning has put it back on the CPU
+        on_fastest_device(model)  # Lightning moved it back to the CPU
         if config.linear_fit:
             model = validation.fitted(model)
             folder.write_fitted(model)
@@ -128,20 +128,20 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
 
 
 def _rise_and_fall(share: float) -> float:
-    """The learning rate after a share of all steps, relative to the highest: a linear rise, then half a cosine down."""
+    """Return the learning rate after a share of all steps, relative to its peak: a linear rise, then a cosine decay."""
     if share < _WARM_UP:
         return share / _WARM_UP
     return max((1 + math.cos(math.pi * min((share - _WARM_UP) / (1 - _WARM_UP), 1))) / 2, 1e-3)
 
 
 def first_process() -> bool:
-    """Whether this process writes: with several devices Lightning starts the same command again for each."""
+    """Return whether this process writes files. Lightning runs the same command once for each device."""
     return int(getattr(rank_zero_only, "rank", 0)) == 0
 
 
 class RetrievalTask(L.LightningModule):
-    """The paper's training step (Algorithm 1); after each epoch `Validation` measures. With a teacher the loss compares
-    with its pooled features instead of the labels."""
+    """The paper's training step (Algorithm 1), with `Validation` after each epoch. If there is a teacher, its pooled
+    features replace the labels as the targets of the loss."""
 
     def __init__(self, model: RetrievalModel, loss: torch.nn.Module, validation: Validation, folder: RunFolder) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class RetrievalTask(L.LightningModule):
         for is_head in (False, True):
             own = [p for name, p in self.named_parameters() if p.requires_grad and name.startswith(_HEAD) is is_head]
             rate = config.lr * (config.head_rate if is_head else 1)
-            # Weight decay is for weights: a scale or a shift need not be small.
+            # Weight decay applies to weights only, not to one-dimensional scales and shifts.
             groups += [
                 {"params": [p for p in own if (p.ndim > 1) is decays], "lr": rate,
                  "weight_decay": config.weight_decay if decays else 0.0}
@@ -171,10 +171,10 @@ class RetrievalTask(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _move(self, average: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
-        """Update the moving average: short at first, so that it soon forgets the initial weights."""
+        """Update the moving average. Its window is short at first, so that it soon forgets the initial weights."""
         decay = min(self.config.average, (1 + int(updates)) / (10 + int(updates)))
         for own, now in zip(average, current, strict=True):
-            # Positions and counts are not averaged.
+            # Integer buffers are copied: indices and counts have no average.
             own.lerp_(now, 1 - decay) if own.is_floating_point() else own.copy_(now)
 
     def on_train_batch_end(self, *_: object) -> None:
@@ -186,7 +186,7 @@ class RetrievalTask(L.LightningModule):
         if self.teacher is not None:
             targets = self.teacher.pooled(image)
         embedding, pooled, _ = self.model.features(image)
-        # The loss is float32 in every precision (METHOD, "Loss").
+        # The loss is computed in float32 at any precision (docs/method.md, "The loss").
         with torch.autocast(image.device.type, enabled=False):
             loss: Tensor = self.loss(self.model.head, pooled.float(), embedding.float(), targets)
         if not torch.isfinite(loss):
@@ -202,7 +202,7 @@ class RetrievalTask(L.LightningModule):
     def on_train_epoch_end(self) -> None:
         judged = self.model if self.average is None else cast(RetrievalModel, self.average.module)
         for name, value in self.validation.measure(judged).items():
-            # Averaged over processes, so that they agree on the best epoch.
+            # Average over the processes, so that they agree on the best epoch.
             self.log(name, torch.tensor(value, device=self.device), prog_bar=True, sync_dist=True)
         known = self.trainer.callback_metrics
         measured = {name: float(known[name]) for name in ("train_loss", *MEASURED) if name in known}
@@ -217,7 +217,7 @@ class RetrievalTask(L.LightningModule):
 
 
 class EpochSampler(DistributedSampler[Any]):
-    """Shuffles by seed and epoch, over all processes, and passes the epoch to the dataset."""
+    """A sampler that shuffles by seed and epoch across all processes, and passes the epoch to the dataset."""
 
     dataset: TrainingImages
 
@@ -227,7 +227,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class MovableCheckpoint(ModelCheckpoint):
-    """Remembers the best epoch when the run's folder has moved; Lightning would forget it."""
+    """A ModelCheckpoint that remembers the best epoch after the run's folder has moved; Lightning would forget it."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         file = str(Path(str(self.dirpath)) / f"{self.filename}.ckpt")
@@ -238,8 +238,8 @@ class MovableCheckpoint(ModelCheckpoint):
 
 
 class ReplacingCheckpointIO(TorchCheckpointIO):
-    """Writes beside the file, then renames. Lightning writes to the system's temporary folder, and the move from there
-    to another file system is a copy that a kill can cut off."""
+    """A checkpoint writer that writes beside the file, then renames. Lightning writes to the system's temporary folder;
+    moving the file from there to another file system is a copy, which a kill can interrupt."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         path = Path(path)
@@ -296,7 +296,7 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
         callbacks=[
             MovableCheckpoint(filename="best", monitor=choice, mode="max", **checkpoint),
             *([stopping] if measured else []),
-            # last, so that last.ckpt holds its state
+            # after the others, so that last.ckpt holds their state
             MovableCheckpoint(filename="last", monitor=None, **checkpoint),
             *([TQDMProgressBar()] if terminal else []),
         ],
@@ -308,13 +308,13 @@ def _trainer(config: TrainConfig, folder: RunFolder) -> L.Trainer:
 
 
 def _stopped_early(last: Path) -> bool:
-    """Whether training had stopped for lack of progress when this checkpoint was written."""
+    """Return whether training had stopped early when this checkpoint was written."""
     states = load_checkpoint(last)["callbacks"]
     return any(state["stopped_epoch"] > 0 for name, state in states.items() if name.startswith("EarlyStopping"))
 
 
 def _loader(data: TrainingImages, config: TrainConfig, trainer: L.Trainer) -> DataLoader[Any]:
     sampler = EpochSampler(data, trainer.world_size, trainer.global_rank, shuffle=True, seed=config.seed)
-    size = -(-config.batch_size // trainer.world_size)  # a batch is spread over all processes
-    # A last batch of one image has no batch statistics.
+    size = -(-config.batch_size // trainer.world_size)  # a batch is divided among all processes
+    # Drop a last batch of a single image: it has no batch statistics.
     return DataLoader(data, size, sampler=sampler, drop_last=len(sampler) % size == 1)

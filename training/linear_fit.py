@@ -1,10 +1,10 @@
 """The last step of the recipe `fitted`: linear maps from the network's features to the findings, in closed form.
 
-A network's last layer is trained together with the rest, on images that never repeat exactly. Here two ridge
-regressions of the labels on the finished features (A. Hoerl and R. Kennard, 1970) replace it: a strong one classifies
-unseen images, a weak one puts each gallery image near the place of its labels. The features are those of the encoder's
-last two stages. All maps are linear and come before the mean over the cells, so evidence maps stay exact sums.
-docs/method.md explains each part.
+Usually a network's last layer is trained together with the rest, on augmented images that never repeat exactly. Here
+two ridge regressions of the labels on the trained features (A. Hoerl and R. Kennard, 1970) replace it: one with a
+strong penalty classifies unseen images, one with a weak penalty places gallery images with the same labels close
+together. The features come from the encoder's last two stages. All maps are linear and are applied before the mean over
+the cells, so evidence maps remain exact sums. docs/method.md explains each part.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from cbmir.training.losses.targets import with_negative_class
 from cbmir.training.metrics import Floats
 from cbmir.training.model import LinearHead, RetrievalModel
 
-#: Strength of the ridge, in mean eigenvalues of the features' scatter, for neighbours and for scores.
+#: Ridge penalties for neighbours and for scores, as multiples of the mean eigenvalue of the features' scatter matrix.
 _NEIGHBOURS, _SCORES = 6.0, 30.0
-#: Root mean square length of the embedding's parts over the training images: labels, scores, and appearance.
+#: Root mean square length over the training images of the embedding's parts: labels, scores and appearance.
 _PARTS = (1.0, 0.5, 1.0)
 
 Stages = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -31,8 +31,8 @@ Stages = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class LinearFit:
-    """Maps from the pooled features of both stages to z = sum_s weights[s] f_s + bias [d], whose direction is the
-    embedding, and from z to the logits head_weight z + head_bias [C]. All are float32; weights[s] is [d, D_s]."""
+    """Maps from the pooled features f_s of both stages to z = sum_s weights[s] f_s + bias [d], and from z to the logits
+    head_weight z + head_bias [C]. The embedding is z / |z|. All are float32; weights[s] is [d, D_s]."""
 
     weights: Stages
     bias: NDArray[np.float32]
@@ -40,15 +40,14 @@ class LinearFit:
     head_bias: NDArray[np.float32]
 
     def apply(self, pooled: Stages) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Embeddings [N, d] of unit length and scores [N, C] for pooled features [N, D_s], as the fitted model computes
-        them."""
+        """Return unit embeddings [N, d] and scores [N, C] of pooled features [N, D_s], as the fitted model does."""
         z = self.bias + sum(stage @ weight.T for stage, weight in zip(pooled, self.weights, strict=True))
         logits = z @ self.head_weight.T + self.head_bias
         length = np.linalg.norm(z, axis=1, keepdims=True).clip(1e-12)
         return z / length, torch.from_numpy(logits).sigmoid().numpy()
 
     def model(self, trained: RetrievalModel) -> RetrievalModel:
-        """The trained network with these maps, on its device: a projection of its feature maps, and a linear head."""
+        """Return the trained network with these maps, on its device: its feature maps projected, and a linear head."""
         dim = len(self.bias)
         encoder = TwoStageEncoder(trained.encoder, dim)
         head = LinearHead(dim, len(self.head_bias))
@@ -69,7 +68,7 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
         pooled: [N, D_s] of each stage, the last one first: the trained network's features in evaluation mode.
         targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones, so a finding with few
             known labels has less influence.
-        dim: Dimensions of the embedding, above 2 C + 1; fewer if the last stage has fewer features.
+        dim: Dimensions of the embedding, above 2 C + 1. It gets fewer if the last stage has too few features.
     """
     labels = targets.shape[1]
     classes = with_negative_class(targets).numpy().astype(np.float64)
@@ -77,7 +76,7 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
     prior = np.where(known, classes, 0).sum(axis=0) / known.sum(axis=0).clip(1)
     wanted = np.where(known, classes - prior, 0)
 
-    # Both stages count alike, however large their values are.
+    # Scale both stages to the same total variance.
     scales = [1 / max(float(np.sqrt(stage.var(axis=0, dtype=np.float64).sum())), 1e-12) for stage in pooled]
     joined = np.hstack([scale * stage.astype(np.float64) for scale, stage in zip(scales, pooled, strict=True)])
     mean = joined.mean(axis=0)
@@ -92,7 +91,7 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
     neighbours, scores = ridge(_NEIGHBOURS), ridge(_SCORES)[:, :labels]
     scores /= _spread(features @ scores)
     last = joined[:, : pooled[0].shape[1]]
-    # The last eigenvectors have the largest values. The mean is not removed, so the very last is close to it.
+    # The last eigenvectors have the largest eigenvalues. Without centring, the very last is close to the mean.
     looks = np.zeros((joined.shape[1], min(dim - 2 * labels - 1, last.shape[1])))
     looks[: last.shape[1]] = np.linalg.eigh(last.T @ last)[1][:, ::-1][:, : looks.shape[1]]
     parts, centres = (neighbours, scores, looks), (mean, mean, np.zeros_like(mean))
@@ -114,7 +113,7 @@ def _float32(values: Floats) -> NDArray[np.float32]:
 
 
 def _spread(values: Floats) -> Floats:
-    """Standard deviation of each column; 1 instead of 0, as for a finding that no image has."""
+    """Return the standard deviation of each column, with 1 instead of 0 (e.g. for a finding that no image has)."""
     deviation: Floats = values.std(axis=0)
     return np.where(deviation > 0, deviation, 1.0)
 

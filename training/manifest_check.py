@@ -1,4 +1,4 @@
-"""The summary of a manifest for its sidecar and `cbmir data check`, and the problems in it."""
+"""A manifest's summary, for its sidecar and `cbmir data check`, and the check for problems."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds
 from cbmir.runtime.imaging.reader import read_image
 from cbmir.training.splits import patients_in_two_splits
 
-_NAMED = 5  # examples of each problem in the text; the JSON holds all
-#: The file's SHA-256 and the warnings, or why it cannot be analysed. The pixels are not kept.
+_NAMED = 5  # examples of each problem in the text; the JSON lists all
+#: SHA-256 and warnings of a file, or the error that explains why it cannot be read. The pixels are not kept.
 Read = tuple[str, tuple[ImageWarning, ...]] | ImageError
 #: The names of a label's values in counts.
 VALUE_NAMES: dict[int | None, str] = {1: "positive", 0: "negative", -1: "uncertain", None: "unknown"}
 
 
 def summarise(manifest: Manifest) -> dict[str, Any]:
-    """Images and patients in total and by split, images by view, and each label's values by split.
+    """Count images and patients in total and by split, images by view, and each label's values by split.
 
     Rows without a split count as `unassigned`, rows without a view as `unknown`.
     """
@@ -72,7 +72,7 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the manifest can be trained on: no missing or unreadable image, nothing shared between splits."""
+        """Whether the manifest is fit for training: every image can be read, no patient or file is in two splits."""
         return not (self.missing or self.unreadable or self.patients_in_two_splits or self.leaking_duplicates)
 
     def to_json(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class CheckReport:
         return {"ok": self.ok, **asdict(replace(self, warnings={})), "warnings": warnings, "warning_kinds": kinds}
 
     def text(self) -> str:
-        """The report as text."""
+        """Return the report as text."""
         return "\n".join([*_summary_lines(self.summary), "", *self._findings()])
 
     def _findings(self) -> Iterator[str]:
@@ -105,12 +105,12 @@ class CheckReport:
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:
-    """Check the splits and files of a manifest, and read every image, with the intensity policy of the manifest (by
-    default `header`).
+    """Check a manifest's splits and files, and read every image with the manifest's intensity policy (default:
+    `header`).
 
     Args:
         quick: Do not read the images.
-        workers: Threads that read; decoding releases Python's lock.
+        workers: Number of reading threads; decoding releases the GIL.
     """
     missing = {row.image for row in manifest if not row.image.is_file()}
     present = [row for row in manifest if row.image not in missing]
@@ -153,7 +153,7 @@ def _read(intensity: str, row: Row) -> Read:
 
 
 def _examples(what: str, examples: Iterable[str], *, note: bool = False) -> Iterator[str]:
-    """The number of examples, and the first ones; empty without examples."""
+    """Yield the number of examples and the first few; nothing for a note without examples."""
     found = list(examples)
     if found or not note:
         yield f"{'note' if note else 'PROBLEM' if found else 'ok':<11}  {what}: {len(found):,}"

@@ -1,8 +1,7 @@
-"""Metrics in numpy: values of each query, and means and intervals of these.
+"""Metrics in numpy: values per query, and their means and intervals.
 
 Labels are float [N, C]: 1, 0, -1 (uncertain), NaN (unknown). For retrieval -1 counts as positive and NaN does not; AUC
-leaves both out. The functions at the end are fitted on the validation split: a finding's thresholds and its
-probability.
+leaves both out. The functions at the end fit a finding's thresholds and calibration on the validation split.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from cbmir.choices import OPERATING_POINTS
 
 Floats = NDArray[np.float64]
 _BLOCK = 64
-_LEAST_SHARE = 0.90  # sensitivity of the operating point `sensitive`, specificity of `specific`
+_LEAST_SHARE = 0.90  # least sensitivity of the operating point `sensitive`, least specificity of `specific`
 #: The paper's metrics, as fields of `RetrievalValues`.
 PAPER_METRICS = ("ndcg", "acg", "precision")
 RETRIEVAL_METRICS = (*PAPER_METRICS, "jaccard_ndcg")
 
-#: Row of a query -> similarity to each gallery image, [G], on any scale; equal values are ties.
+#: Index of a query -> similarity to each gallery image, [G], on any scale; equal values are ties.
 Similarity = Callable[[int], NDArray[np.number]]
 #: Shared labels with each gallery image [G], labels of the query, labels of each image [G] -> gain >= 0, float64 [G].
 Gain = Callable[[NDArray[np.floating], float, NDArray[np.floating]], Floats]
@@ -42,20 +41,20 @@ class RetrievalValues:
 
 
 def positives(labels: NDArray[np.floating]) -> NDArray[np.float32]:
-    """Labels that count as positive in retrieval, 1 and -1 (uncertain): float [N, C] -> float32 [N, C] in {0, 1}."""
+    """Mark labels that are positive in retrieval, 1 and -1 (uncertain): float [N, C] -> float32 [N, C] in {0, 1}."""
     return np.asarray(np.abs(np.nan_to_num(labels)) == 1, dtype=np.float32)
 
 
 def add_negative_class(labels: NDArray[np.floating]) -> NDArray[np.float32]:
-    """`positives`, and the negative class as another label: 1 if every label is known and 0.
+    """Return `positives` with the negative class as a further label: 1 if every label is known to be 0.
 
-    float [N, C] -> float32 [N, C + 1]. A row without a positive but with an unknown label belongs to no class.
+    float [N, C] -> float32 [N, C + 1]. A row with an unknown label and no positive one belongs to no class.
     """
     negative = (labels == 0).all(axis=1, keepdims=True)
     return np.hstack([positives(labels), negative.astype(np.float32)])
 
 
-#: The two columns of figures, and the labels that count in each.
+#: The two columns of figures, and the function that selects the labels that count in each.
 COUNTED = {"positive queries": positives, "all queries": add_negative_class}
 QUERIES = tuple(COUNTED)
 #: Rankings that ignore the query: random, by number of labels, and images without a finding first.
@@ -63,30 +62,30 @@ REFERENCES = ("random", "most labels", "no finding")
 
 
 def discounts(k: int) -> Floats:
-    """1 / log(n + 1) for ranks n = 1..k. The base of the logarithm cancels in nDCG."""
+    """Return 1 / log(n + 1) for ranks n = 1..k. The base of the logarithm cancels in nDCG."""
     return 1 / np.log(np.arange(1, k + 1) + 1)
 
 
 def exponential_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
-    """2^r - 1, r the number of shared labels: the paper's gain."""
+    """Return 2^r - 1, where r is the number of shared labels: the paper's gain."""
     return np.asarray(np.exp2(shared) - 1, np.float64)
 
 
 def jaccard_gain(shared: NDArray[np.floating], own: float, others: NDArray[np.floating]) -> Floats:
-    """Shared labels over the labels of either: labels that the query lacks bring no gain."""
+    """Return shared labels / labels of either image (Jaccard index), so labels that the query lacks reduce the gain."""
     return np.asarray(np.divide(shared, np.maximum(own + others - shared, 1), dtype=np.float64))
 
 
 def ideal_dcg(gains: Floats, k: int) -> float:
-    """DCG@k of the best order of all these images."""
+    """Return the DCG@k of the best order of all these images."""
     top = np.sort(gains[gains > 0])[::-1][:k]  # np.partition is far slower with many equal values
     return float(top @ discounts(len(top)))
 
 
 def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
-    """The order of Euclidean distance for unit vectors, of Hamming distance for codes in {-1, 1}: [Q, D], [G, D]."""
+    """Compare [Q, D] with [G, D]: the order of Euclidean distance for unit vectors, of Hamming for codes in {-1, 1}."""
 
-    @lru_cache(maxsize=1)  # queries come in order, and blocks are many times as fast
+    @lru_cache(maxsize=1)  # queries come in order, and one product per block is many times faster
     def block(number: int) -> NDArray[np.floating]:
         return np.asarray(query[number * _BLOCK : (number + 1) * _BLOCK] @ gallery.T)
 
@@ -97,17 +96,17 @@ def retrieval_values(
     similarity: Similarity, query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32],
     query_patients: Sequence[str], gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
-    """nDCG@k, ACG@k and precision@k of each query, without its own patient in the gallery and in the ideal.
+    """Return nDCG@k, ACG@k and precision@k of each query. Images of its own patient are not in the allowed gallery.
 
-    nDCG: gain 2^r - 1 with r the number of shared labels, ideal = the best order of the whole allowed gallery; also
-    with `jaccard_gain`. ACG: r over the query's number of labels. precision: share with r > 0. All are over min(k,
-    allowed gallery) ranks. Tied images count with their expectation over all orders (McSherry and Najork, "Computing
-    information retrieval performance measures efficiently in the presence of tied scores", ECIR 2008), since binary
-    codes often tie. A query whose labels no gallery image shares has ACG and precision 0, and no nDCG.
+    nDCG: the gain is 2^r - 1 for r shared labels, and the ideal is the best order of the allowed gallery; also with
+    `jaccard_gain`. ACG: r divided by the query's number of labels. Precision: share of images with r > 0. All cover
+    min(k, allowed gallery) ranks. Binary codes often tie, so tied images count with their expectation over all orders
+    (McSherry and Najork, "Computing information retrieval performance measures efficiently in the presence of tied
+    scores", ECIR 2008). A query that shares no label with any gallery image has ACG and precision 0, and no nDCG.
 
     Args:
         query_positive: float32 [Q, C] in {0, 1}, from `positives` or `add_negative_class`.
-        gallery_positive: float32 [G, C], the same for the gallery.
+        gallery_positive: float32 [G, C], as for the queries.
     """
     return _ranked_values(similarity, query_positive, gallery_positive, query_patients, gallery_patients, k)
 
@@ -116,7 +115,7 @@ def random_ranking_values(
     query_positive: NDArray[np.float32], gallery_positive: NDArray[np.float32], query_patients: Sequence[str],
     gallery_patients: Sequence[str], *, k: int,
 ) -> RetrievalValues:  # fmt: skip
-    """The exact expectation of `retrieval_values` (see there) under a random ranking."""
+    """Return the exact expectation of `retrieval_values` (see there) under a random ranking."""
     return _ranked_values(None, query_positive, gallery_positive, query_patients, gallery_patients, k)
 
 
@@ -137,14 +136,14 @@ def _ranked_values(
 
 
 def patient_codes(query: Sequence[str], gallery: Sequence[str]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """A number for each patient, the same on both sides: [Q] and [G]."""
+    """Return the number of each image's patient, the same on both sides: [Q] and [G]."""
     _, codes = np.unique(np.array([*query, *gallery]), return_inverse=True)
     return codes[: len(query)], codes[len(query) :]
 
 
 def nearest_and_ties(similar: NDArray[np.number], k: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The k nearest and all that tie with the last of them, nearest first: positions, and a number for each group of
-    ties."""
+    """Return the positions of the k nearest and of all that tie with the last one, nearest first, and for each the
+    number of its group of ties."""
     last = np.partition(similar, -k)[-k] if k < len(similar) else similar.min()
     near = np.flatnonzero(similar >= last)
     near = near[np.argsort(-similar[near], kind="stable")]
@@ -179,15 +178,15 @@ def _values(
 
 
 def auc(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float:
-    """Area under the ROC curve: P(score of a positive > of a negative) + half the ties. scores, labels [N].
+    """Return the area under the ROC curve: P(a positive scores above a negative) + P(tie) / 2. scores, labels [N].
 
-    Labels other than 0 and 1 are left out. NaN if the known labels do not hold both values, or if a score is NaN.
+    Labels other than 0 and 1 are left out. NaN if the known labels do not include both values, or if a score is NaN.
     """
     return float(resampled_auc(scores, labels, np.ones((1, len(scores))))[0])
 
 
 def resampled_auc(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
-    """`auc` of each resample, float64 [B]; weights [B, N] are how often an image counts in it (bootstrap)."""
+    """Return `auc` of each bootstrap resample, float64 [B]; weights [B, N] are how often it contains each image."""
     known = (labels == 0) | (labels == 1)
     if not known.any() or np.isnan(scores[known]).any():
         return np.full(len(weights), np.nan)
@@ -203,17 +202,17 @@ def resampled_auc(scores: NDArray[np.floating], labels: NDArray[np.floating], we
 
 
 def class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Floats:
-    """AUC of each class: [N, C], [N, C] -> float64 [C], NaN unless the known labels hold both values."""
+    """Return the AUC of each class: [N, C], [N, C] -> float64 [C], NaN unless the known labels include both values."""
     return np.array([auc(scores[:, j], labels[:, j]) for j in range(labels.shape[1])])
 
 
 def resampled_class_aucs(scores: NDArray[np.floating], labels: NDArray[np.floating], weights: Floats) -> Floats:
-    """`class_aucs` of each resample: scores, labels [N, C], weights [B, N] -> float64 [B, C]."""
+    """Return `class_aucs` of each resample: scores, labels [N, C], weights [B, N] -> float64 [B, C]."""
     return np.column_stack([resampled_auc(scores[:, j], labels[:, j], weights) for j in range(labels.shape[1])])
 
 
 def patient_weights(patients: Sequence[str], *, resamples: int = 1000, seed: int = 0) -> Floats:
-    """Bootstrap over patients [N]: how often each image counts in each resample, float64 [resamples, N]."""
+    """Resample the patients [N] (bootstrap); return how often each image is in a resample, float64 [resamples, N]."""
     _, patient_of = np.unique(np.asarray(patients), return_inverse=True)
     count = int(patient_of.max()) + 1 if len(patient_of) else 0
     drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / max(count, 1)), size=resamples)
@@ -221,7 +220,7 @@ def patient_weights(patients: Sequence[str], *, resamples: int = 1000, seed: int
 
 
 def weighted_means(values: Floats, weights: Floats) -> Floats:
-    """Mean over the queries that have a value, for each resample: values [Q], weights [B, Q] -> [B]."""
+    """Return the mean over the queries that have a value, for each resample: values [Q], weights [B, Q] -> [B]."""
     known = ~np.isnan(values)
     total = weights[:, known].sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -229,20 +228,20 @@ def weighted_means(values: Floats, weights: Floats) -> Floats:
 
 
 def mean_of_known(values: NDArray[np.floating], otherwise: float = float("nan")) -> float:
-    """Mean of the values that are not NaN."""
+    """Return the mean of the values that are not NaN, or `otherwise` without any."""
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else otherwise
 
 
 def nanmean(values: Floats, axis: int) -> Floats:
-    """Mean of the values along an axis that are not NaN; NaN without any."""
+    """Return the mean along an axis of the values that are not NaN; NaN without any."""
     known = ~np.isnan(values)
     with np.errstate(invalid="ignore"):
         return np.asarray(np.where(known, values, 0).sum(axis=axis) / known.sum(axis=axis))
 
 
 def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
-    """Percentile interval of bootstrap samples [B]; (NaN, NaN) if no resample has a value."""
+    """Return the percentile interval of bootstrap samples [B]; (NaN, NaN) if no resample has a value."""
     known = samples[~np.isnan(samples)]
     if len(known) == 0:
         return float("nan"), float("nan")
@@ -251,17 +250,17 @@ def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
 
 
 def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> dict[str, OperatingPoint | None]:
-    """Three thresholds of a finding, each with its figures for the images that chose it.
+    """Choose three thresholds of a finding, each with its figures on these images.
 
     Args:
         scores: float [N] in [0, 1], or NaN.
         labels: float [N]; those other than 0 and 1 are left out.
 
     Returns:
-        `sensitive`: the highest threshold t (predicted where score > t) with a sensitivity of at least 0.90;
+        `sensitive`: the highest threshold t (predicted if score > t) with a sensitivity of at least 0.90;
         `balanced`: the lowest with the greatest sensitivity + specificity - 1 (Youden's J), which favours sensitivity;
         `specific`: the lowest with a specificity of at least 0.90. Each is half-way between two scores, or between the
-            outermost score and 0 or 1. None if the known labels do not hold both values, or a score is NaN.
+            outermost score and 0 or 1. None if the known labels do not include both values, or a score is NaN.
     """
     known = _two_sided(scores, labels)
     if known is None:
@@ -276,7 +275,7 @@ def operating_points(scores: NDArray[np.floating], labels: NDArray[np.floating])
 
 
 def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
-    """The thresholds that make a difference, rising, with the number of positives above and of negatives below each."""
+    """Return the distinct thresholds, ascending, with the number of positives above and of negatives below each."""
     levels, level = np.unique(score, return_inverse=True)
     below = levels[0] / 2 if levels[0] > 0 else -1.0
     between = np.r_[below, (levels[1:] + levels[:-1]) / 2, (levels[-1] + 1) / 2]
@@ -285,7 +284,7 @@ def _trade_off(score: Floats, truth: NDArray[np.bool_]) -> tuple[Floats, NDArray
 
 
 def _youden(caught: NDArray[np.int64], spared: NDArray[np.int64]) -> int:
-    """The first with the greatest sensitivity + specificity, compared as integers so that ties are exact."""
+    """Return the first index with the greatest sensitivity + specificity, in integers so that ties are exact."""
     return int(np.argmax(caught * spared[-1] + spared * caught[0]))
 
 
@@ -303,7 +302,7 @@ def _measured(score: Floats, truth: NDArray[np.bool_], threshold: float) -> Oper
 
 
 def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibration | None]) -> Floats:
-    """Calibrated probabilities of scores [N, C], by finding; NaN for a finding without a calibration."""
+    """Return the calibrated probabilities of scores [N, C]; NaN for a finding without a calibration."""
     slope, intercept = (
         np.array([np.nan if one is None else getattr(one, name) for one in calibration])
         for name in ("slope", "intercept")
@@ -312,11 +311,11 @@ def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibratio
 
 
 def calibration_error(probability: Floats, labels: NDArray[np.floating], bins: int = 15) -> float:
-    """Expected calibration error: |share of positives - mean probability| of each bin, weighted by its number of
-    images.
+    """Return the expected calibration error: |share of positives - mean probability| of each bin, weighted by its
+    number of images.
 
     Args:
-        probability: [N] in [0, 1], cut into bins of equal width.
+        probability: [N] in [0, 1], divided into bins of equal width.
         labels: [N]; those other than 0 and 1 are left out.
 
     Returns:
@@ -331,17 +330,17 @@ def calibration_error(probability: Floats, labels: NDArray[np.floating], bins: i
 
 
 def _two_sided(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> tuple[Floats, NDArray[np.bool_]] | None:
-    """Scores and labels of the known labels; None unless they hold both values and no score is NaN."""
+    """Return scores and labels where the label is known; None unless both values occur and no score is NaN."""
     known = (labels == 0) | (labels == 1)
     score, truth = scores[known].astype(np.float64), labels[known] == 1
     return None if truth.all() or not truth.any() or np.isnan(score).any() else (score, truth)
 
 
 def platt_calibration(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> Calibration | None:
-    """Platt scaling, lightly regularised, whose slope never reverses the ranking. scores, labels [N].
+    """Fit a lightly regularised Platt scaling that never reverses the ranking. scores, labels [N].
 
-    If the labels say that a higher score is not more likely positive, the slope is 0 and the probability is the
-    prevalence. None if there is no threshold.
+    If higher scores are not more likely to be positive, the slope is 0 and the probability is the prevalence. None if
+    the known labels do not include both values, or a score is NaN.
     """
     known = _two_sided(scores, labels)
     if known is None:

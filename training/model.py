@@ -1,4 +1,4 @@
-"""The model of the paper: encoder -> global mean -> unit embedding -> scores, one graph from uint8 to answer."""
+"""The paper's model: encoder -> global mean -> unit embedding -> scores, in one graph that takes uint8 images."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.card import ModelCard
 class ProxyHead(nn.Module):
     """Proxies of C labels and, optionally, of the negative class (the last one).
 
-    `weight` is float [P, D], class-major; `counts[j]` proxies belong to class j. Proxies are normalised on each use.
+    `weight` is float [P, D], class-major; class j has `counts[j]` proxies. Proxies are normalised on each use.
     """
 
     kind = "proxy"
@@ -23,7 +23,7 @@ class ProxyHead(nn.Module):
         super().__init__()
         self.counts, self.labels, self.sigma = tuple(counts), labels, sigma
         self.weight = nn.Parameter(torch.randn(sum(counts), dim) / dim**0.5)
-        # [K, m] positions of each class's proxies; short rows repeat their first, so that one gather suffices.
+        # [K, m] positions of each class's proxies; short rows repeat their first one, so that one gather suffices.
         starts = torch.tensor([0, *counts]).cumsum(0)[:-1]
         widest = torch.arange(max(counts))
         own = widest < torch.tensor(self.counts)[:, None]
@@ -33,28 +33,28 @@ class ProxyHead(nn.Module):
         self.own: Tensor
 
     def log_similarity(self, embedding: Tensor) -> Tensor:
-        """log g(v, p) = -|v - p|^2 / 2 sigma^2 for unit vectors: [N, D] -> [N, K, m], padding repeats a proxy."""
+        """Return log g(v, p) = -|v - p|^2 / 2 sigma^2 for unit vectors: [N, D] -> [N, K, m], padded with repeats."""
         cosine = embedding @ functional.normalize(self.weight, dim=1).T
         # Rounding can make the squared distance slightly negative.
         log_g = -(2 - 2 * cosine).clamp(min=0) / (2 * self.sigma**2)
         return log_g.index_select(1, self.index.flatten()).view(-1, *self.index.shape)
 
     def log_mean_similarity(self, embedding: Tensor) -> Tensor:
-        """log S_j, S_j the mean over the proxies of class j (training): [N, D] -> [N, K]."""
+        """Return log S_j for training, where S_j is the mean over the proxies of class j: [N, D] -> [N, K]."""
         log_g = self.log_similarity(embedding).masked_fill(~self.own, -torch.inf)
         return torch.logsumexp(log_g, dim=2) - self.own.sum(dim=1).log()
 
     def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
-        """score_j = max_i g(v, p_ij) in [0, 1] (paper, "Multi-label classification"): [N, D] -> [N, C]."""
+        """Return score_j = max_i g(v, p_ij) in [0, 1] (paper, "Multi-label classification"): [N, D] -> [N, C]."""
         return self.log_similarity(embedding).amax(dim=2)[:, : self.labels].exp()
 
     def rows(self) -> Tensor:
-        """The unit proxies that evidence maps compare with, float32 [P, D]."""
+        """Return the unit proxies that evidence maps compare with, float32 [P, D]."""
         return functional.normalize(self.weight.detach().float(), dim=1)
 
 
 class LinearHead(nn.Module):
-    """A conventional classifier on the pooled features (the paper's DenseNet w/ BCE)."""
+    """A conventional classifier on the pooled features (the paper's "DenseNet w/ BCE")."""
 
     kind = "linear"
 
@@ -67,16 +67,16 @@ class LinearHead(nn.Module):
         return logits
 
     def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
-        """sigmoid of the logits: pooled [N, D] -> [N, C] in [0, 1]."""
+        """Return the sigmoid of the logits: pooled [N, D] -> [N, C] in [0, 1]."""
         return self.logits(pooled).sigmoid()
 
     def rows(self) -> Tensor:
-        """The classifier's weights, which evidence maps compare with, float32 [C, D]."""
+        """Return the classifier's weights that evidence maps compare with, float32 [C, D]."""
         return self.linear.weight.detach().float()
 
 
 class HashHead(nn.Module):
-    """A layer that makes binary codes for retrieval by Hamming distance, optionally with a classifier on them."""
+    """A layer that computes binary codes for retrieval by Hamming distance, optionally with a classifier on top."""
 
     kind = "hash"
 
@@ -87,29 +87,29 @@ class HashHead(nn.Module):
         self.classifier = nn.Linear(bits, labels) if classifier else None
 
     def relaxed(self, pooled: Tensor) -> Tensor:
-        """The real values whose signs are the code, which training uses: [N, D] -> [N, bits]."""
+        """Return the real values that training uses; their signs are the code: [N, D] -> [N, bits]."""
         relaxed: Tensor = self.linear(pooled)
         return relaxed
 
     def codes(self, pooled: Tensor) -> Tensor:
-        """Binary codes, float32 [N, bits] in {-1, 1}: their inner product is bits - 2 * Hamming distance."""
+        """Return binary codes, float32 [N, bits] in {-1, 1}; their inner product is bits - 2 * Hamming distance."""
         return torch.where(self.relaxed(pooled) >= 0, 1.0, -1.0)
 
     def logits(self, pooled: Tensor) -> Tensor:
-        """[N, D] -> [N, C], from the codes relaxed by tanh. Only with a classifier."""
+        """Classify the codes, relaxed by tanh: [N, D] -> [N, C]. Only with a classifier."""
         assert self.classifier is not None
         logits: Tensor = self.classifier(self.relaxed(pooled).tanh())
         return logits
 
     def forward(self, pooled: Tensor, embedding: Tensor) -> Tensor:
-        """sigmoid of the logits, [N, D] -> [N, C]; NaN without a classifier."""
+        """Return the sigmoid of the logits, [N, D] -> [N, C]; NaN without a classifier."""
         if self.classifier is None:
             return pooled.new_full((len(pooled), self.labels), torch.nan)
         return self.logits(pooled).sigmoid()
 
 
 class NoHead(nn.Module):
-    """The head of an embedding model: no findings, and scores [N, 0]."""
+    """The head of an embedding model: no findings, so scores are [N, 0]."""
 
     kind = "none"
 
@@ -121,7 +121,7 @@ class NoHead(nn.Module):
         return pooled[:, :0]
 
     def rows(self) -> Tensor:
-        """float32 [0, D]."""
+        """Return an empty tensor, float32 [0, D]."""
         return torch.empty(0, self.dim)
 
 
@@ -129,7 +129,7 @@ Head = ProxyHead | LinearHead | HashHead | NoHead
 
 
 def head_of(card: ModelCard) -> ProxyHead | LinearHead | NoHead:
-    """The head that a card describes, with random weights; hashing heads are not supported."""
+    """Build the head that a card describes, with random weights. Hashing heads are not supported."""
     dim, labels = card.embedding_dim, len(card.labels)
     if card.head == "none":
         return NoHead(dim)
@@ -142,7 +142,7 @@ class RetrievalModel(nn.Module):
     """uint8 image [N, 1, S, S] -> embedding [N, D] of unit length, scores [N, C], feature map [N, D, h, w].
 
     The encoder may be in half precision; everything after it is float32. The scaling to [-1, 1] is not folded into the
-    first convolution, since its zero padding would then have another grey.
+    first convolution, because its zero padding would then stand for a different grey value.
     """
 
     def __init__(self, encoder: nn.Module, head: Head) -> None:
@@ -150,14 +150,14 @@ class RetrievalModel(nn.Module):
         self.encoder, self.head = encoder, head
 
     def features(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Embedding, pooled features (the mean over the cells, not normalised) and feature map."""
+        """Return the embedding, the pooled features (mean over the cells, not normalised) and the feature map."""
         feature_map = self.encoder(self.scaled(image)).float()
         pooled = feature_map.mean(dim=(2, 3))
         # functional.normalize would export a Shape of the uint8 input, which TensorRT refuses.
         return pooled / pooled.norm(dim=1, keepdim=True).clamp(min=1e-12), pooled, feature_map
 
     def scaled(self, image: Tensor) -> Tensor:
-        """The encoder's input, in [-1, 1] and its precision."""
+        """Scale to [-1, 1], in the encoder's precision."""
         return (image.float() / 127.5 - 1).to(next(self.encoder.parameters()).dtype)
 
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,7 +166,7 @@ class RetrievalModel(nn.Module):
 
 
 class HashingModel(RetrievalModel):
-    """Like RetrievalModel, with binary codes, float32 [N, bits] in {-1, 1}, as the embedding."""
+    """A RetrievalModel whose embeddings are binary codes, float32 [N, bits] in {-1, 1}."""
 
     head: HashHead
 

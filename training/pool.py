@@ -1,4 +1,4 @@
-"""The figures of one method with intervals, from one evaluation or from several seeds and folds together."""
+"""The figures of one method with their intervals, from one evaluation or from several seeds and folds combined."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RESAMPLES = 1000
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """One method's answers to the queries of one or more parts, and the seed of each part.
+    """One method's results for the queries of one or more parts, and the seed of each part.
 
-    All methods that answer the same queries have the same bootstrap resamples, drawn by the seed `draw`.
+    All methods with the same queries get the same bootstrap resamples, drawn with the seed `draw`.
     """
 
     parts: Sequence[Evaluation]
@@ -37,30 +37,30 @@ class Pool:
 
     @cached_property
     def weights(self) -> Floats:
-        """Bootstrap over patients, [B, Q]: a patient in several parts is drawn as one."""
+        """How often each query is in each bootstrap resample, [B, Q]. A patient in several parts is drawn as one."""
         return metrics.patient_weights(self.patients, resamples=self.resamples, seed=self.draw)
 
     def values(self, column: str, metric: str) -> Floats:
-        """One per query, float64 [Q]."""
+        """Return one value per query, float64 [Q]."""
         sides = (part.retrieval if column in QUERIES else part.references for part in self.parts)
         return np.concatenate([getattr(side[column], metric) for side in sides])
 
     def chance(self, column: str, metric: str) -> ChanceValues:
-        """One per query, for a name in CORRECTED."""
+        """Return one value per query, for a name in CORRECTED."""
         parts = [part.chance[column, metric] for part in self.parts]
         return ChanceValues(np.concatenate([p.own for p in parts]), np.concatenate([p.shuffled for p in parts]))
 
     def aucs(self) -> Floats:
-        """AUC by label, float64 [C]: the mean over parts, since scores of different models are not ranked together.
+        """Return the AUC per label, float64 [C]: the mean over parts, since scores of different models do not compare.
 
-        A part counts for a label only if its queries hold both values of it.
+        A part counts for a label only if its queries include both values of it.
         """
         parts = [metrics.class_aucs(part.query.scores, part.query.labels) for part in self.parts]
         return metrics.nanmean(np.stack(parts), axis=0)
 
     @cached_property
     def resampled_aucs(self) -> Floats:
-        """`aucs` of each resample, float64 [B, C]."""
+        """`aucs` for each resample, float64 [B, C]."""
         ends = np.cumsum([len(part.query.patients) for part in self.parts])[:-1]
         parts = [
             metrics.resampled_class_aucs(part.query.scores, part.query.labels, weights)
@@ -69,7 +69,7 @@ class Pool:
         return metrics.nanmean(np.stack(parts), axis=0)
 
     def mean(self, metric: str, column: str = "") -> float:
-        """One figure: `auc`, a retrieval metric or a name in CORRECTED."""
+        """Return one figure: `auc`, a retrieval metric or a name in CORRECTED."""
         if metric == "auc":
             return metrics.mean_of_known(self.aucs())
         if metric in CORRECTED:
@@ -77,7 +77,7 @@ class Pool:
         return metrics.mean_of_known(self.values(column, metric))
 
     def samples(self, metric: str, column: str = "") -> Floats:
-        """`mean` of each resample, float64 [B]."""
+        """Return `mean` for each resample, float64 [B]."""
         if metric == "auc":
             return metrics.nanmean(self.resampled_aucs[:, ~np.isnan(self.aucs())], axis=1)
         if metric in CORRECTED:
@@ -85,11 +85,11 @@ class Pool:
         return metrics.weighted_means(self.values(column, metric), self.weights)
 
     def figure(self, metric: str, column: str = "") -> dict[str, float | None]:
-        """`mean` with its interval: {"value", "low", "high"}."""
+        """Return `mean` with its interval: {"value", "low", "high"}."""
         return figure_of(self.mean(metric, column), self.samples(metric, column))
 
     def figures(self) -> dict[str, Any]:
-        """Every figure, JSON-ready; those of whole galleries and lists are means over parts, without interval."""
+        """Return every figure, JSON-ready; those of galleries and lists are means over parts, without intervals."""
         labels, errors = self.parts[0].labels, metrics.nanmean(np.stack([p.calibration_errors for p in self.parts]), 0)
         columns = {}
         for column in QUERIES:
@@ -106,7 +106,7 @@ class Pool:
         }
 
     def _shares(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Retrieval by label: for queries that have it, the share of their first k that have it too."""
+        """Return, for each label, the share of the first k that have it, over the queries that have it."""
         parts = [part.rankings("all queries") for part in self.parts]
         found = np.concatenate([label_shares(part) for part in parts])
         gallery = np.mean([part.gallery.mean(axis=0) for part in parts], axis=0)
@@ -130,18 +130,18 @@ class Pool:
 
 
 def figure_of(value: float, samples: Floats) -> dict[str, float | None]:
-    """A value with the interval of its bootstrap samples, JSON-ready, with None for NaN."""
+    """Return a value with the interval of its bootstrap samples, JSON-ready, with None for NaN."""
     low, high = metrics.interval(samples)
     return {name: or_none(v) for name, v in (("value", value), ("low", low), ("high", high))}
 
 
 def or_none(value: float) -> float | None:
-    """None for NaN, as JSON needs."""
+    """Return None for NaN, which JSON lacks."""
     return None if np.isnan(value) else float(value)
 
 
 def auc_figures(aucs: Floats, samples: Floats, labels: Sequence[str]) -> dict[str, Any]:
-    """AUC by label [C], with its resamples [B, C], and their mean: {"value", "low", "high"} each."""
+    """Return {"value", "low", "high"} of the mean AUC and of each label's, from AUCs [C] and their resamples [B, C]."""
     counted = ~np.isnan(aucs)
     return {
         "auc": figure_of(metrics.mean_of_known(aucs), metrics.nanmean(samples[:, counted], axis=1)),
@@ -151,12 +151,12 @@ def auc_figures(aucs: Floats, samples: Floats, labels: Sequence[str]) -> dict[st
 
 
 def retrieval_figures(values: RetrievalValues, weights: Floats) -> dict[str, Any]:
-    """The number of queries with a value, and the mean of each metric with its interval; weights [B, Q] (bootstrap)."""
+    """Return the number of queries with a value, and the mean of each metric with its interval; weights [B, Q]."""
     known = ~np.isnan(values.ndcg)
     figures = {name: mean_figure(getattr(values, name), weights) for name in RETRIEVAL_METRICS}
     return {"queries": int(known.sum()), "queries_left_out": int((~known).sum()), **figures}
 
 
 def mean_figure(values: Floats, weights: Floats) -> dict[str, float | None]:
-    """The mean over queries [Q] with its interval over the resamples [B, Q] (`patient_weights`); NaN is left out."""
+    """Return the mean over queries [Q] with its interval over resamples [B, Q] (`patient_weights`), ignoring NaN."""
     return figure_of(metrics.mean_of_known(values), metrics.weighted_means(values, weights))

@@ -1,4 +1,4 @@
-"""Rankings as a whole: agreement beyond that of lists that ignore the query, and which images the lists show.
+"""Figures of whole rankings: agreement beyond chance, and which images the lists show.
 
 nDCG alone rewards lists that are the same for every query: ten images with many labels share some with most queries. So
 each query is also scored with the lists of the other queries, and only agreement beyond that counts.
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from cbmir.training import metrics
 from cbmir.training.metrics import Floats, Gain, Similarity
 
-#: Ranks beyond k, which replace images of the query's own patient in the lists of others.
+#: Ranks beyond k, to replace images of a query's own patient in the lists of other queries.
 SPARE = 10
-#: nDCG corrected for chance, by its gain.
+#: The gain of each nDCG that is corrected for chance.
 CORRECTED: dict[str, Gain] = {
     "corrected_ndcg": metrics.exponential_gain,
     "corrected_jaccard_ndcg": metrics.jaccard_gain,
@@ -29,10 +29,10 @@ class Rankings:
     """The nearest gallery images of each query, and the labels of both sides.
 
     Attributes:
-        neighbours: int [Q, n], positions in the gallery, nearest first, then -1. Images of the query's own patient are
-            skipped.
-        query: float32 [Q, L] in {0, 1}, as `metrics.positives` or `metrics.add_negative_class` gives it.
-        gallery: float32 [G, L], the same for the gallery.
+        neighbours: int [Q, n], positions in the gallery, nearest first, padded with -1. Images of the query's own
+            patient are skipped.
+        query: float32 [Q, L] in {0, 1}, from `metrics.positives` or `metrics.add_negative_class`.
+        gallery: float32 [G, L], as for the queries.
     """
 
     neighbours: NDArray[np.integer]
@@ -49,20 +49,20 @@ class Rankings:
 
 @dataclass(frozen=True, eq=False)
 class ChanceValues:
-    """nDCG of each query by its own list, and its mean by the lists of the other queries: float64 [Q], NaN for a query
-    without an ideal."""
+    """nDCG of each query for its own list, and its mean for the lists of the other queries: float64 [Q], NaN for a
+    query without an ideal."""
 
     own: Floats
     shuffled: Floats
 
     def corrected(self, weights: Floats | None = None) -> Floats:
-        """(own - shuffled) / (1 - shuffled), a ratio of means: 0 for lists that ignore the query, 1 for the ideal.
+        """Return (own - shuffled) / (1 - shuffled) of the means: 0 for lists that ignore the query, 1 for the ideal.
 
         Args:
-            weights: float64 [B, Q], how often each query counts in each resample (bootstrap). None means once.
+            weights: float64 [B, Q], how often each query is in each bootstrap resample. None means once.
 
         Returns:
-            float64 [B]; [1] without weights. NaN if the lists of the others are perfect already.
+            float64 [B]; [1] without weights. NaN if the lists of the other queries are perfect already.
         """
         weights = np.ones((1, len(self.own))) if weights is None else weights
         own, shuffled = metrics.weighted_means(self.own, weights), metrics.weighted_means(self.shuffled, weights)
@@ -73,7 +73,7 @@ class ChanceValues:
 def nearest(
     similarity: Similarity, query_patients: Sequence[str], gallery_patients: Sequence[str], count: int
 ) -> NDArray[np.intp]:
-    """The nearest gallery positions of each query, without its own patient: [Q, count], then -1.
+    """Return the gallery positions nearest to each query, without its own patient: [Q, count], padded with -1.
 
     Images at the same distance keep the order of the gallery.
     """
@@ -88,10 +88,10 @@ def nearest(
 
 
 def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
-    """nDCG@k of each query by its own list and by those of the other queries that have labels.
+    """Return nDCG@k of each query for its own list and for the lists of the other queries that have labels.
 
-    Images of the query's own patient do not count in any list or in the ideal: the ranks after them move up. Lists of
-    the same patient's other images are left out.
+    Images of the query's own patient do not count in any list or in the ideal: the ranks after them move up. The lists
+    of the same patient's other queries are left out.
     """
     patient, gallery_patient = metrics.patient_codes(rankings.query_patients, rankings.gallery_patients)
     asking = np.flatnonzero(rankings.query.any(axis=1))
@@ -99,7 +99,7 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
     lists = np.where(rankings.neighbours < 0, nothing, rankings.neighbours)
     first = lists[:, : rankings.k]
     weights = metrics.discounts(first.shape[1])
-    # For each image, its weight in the DCGs of all lists.
+    # The total weight of each image in the DCGs of all lists.
     shown = np.bincount(first[asking].ravel(), np.tile(weights, len(asking)), minlength=nothing + 1)
     own, shuffled = np.full((2, len(rankings.query)), np.nan)
     for row in asking:
@@ -120,36 +120,36 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
 
 
 def _dcg(lists: NDArray[np.integer], gains: Floats, weights: Floats) -> float:
-    """The sum over several lists."""
+    """Return the sum over several lists."""
     return float((gains[lists[:, : len(weights)]] @ weights).sum())
 
 
 def _moved_up(lists: NDArray[np.integer], usable: NDArray[np.bool_]) -> NDArray[np.integer]:
-    """Unusable entries go to the end; the others keep their order."""
+    """Move unusable entries to the end; the others keep their order."""
     return np.take_along_axis(lists, np.argsort(~usable[lists], axis=1, kind="stable"), axis=1)
 
 
 def label_shares(rankings: Rankings) -> Floats:
-    """For each label of a query, the share of its first k that have it too: float64 [Q, L], else NaN."""
+    """Return, for each label of a query, the share of its first k that also have it: float64 [Q, L], else NaN."""
     held = np.vstack([rankings.gallery, np.zeros_like(rankings.gallery[:1])])[rankings.first].sum(axis=1)
     count = np.maximum((rankings.first >= 0).sum(axis=1, keepdims=True), 1)
     return np.where(rankings.query == 1, held / count, np.nan)
 
 
 def labels_per_hit(rankings: Rankings) -> Floats:
-    """The mean number of labels of each query's first k, float64 [Q]; NaN for an empty list."""
+    """Return the mean number of labels of each query's first k, float64 [Q]; NaN for an empty list."""
     labels = np.append(rankings.gallery.sum(axis=1), 0.0)[rankings.first].sum(axis=1)
     count = (rankings.first >= 0).sum(axis=1)
     return np.where(count > 0, labels / np.maximum(count, 1), np.nan)
 
 
 def times_shown(rankings: Rankings) -> NDArray[np.intp]:
-    """How often each gallery image is among the first k, int [G]."""
+    """Count how often each gallery image is among the first k, int [G]."""
     return np.bincount(rankings.first[rankings.first >= 0], minlength=len(rankings.gallery))
 
 
 def skewness(counts: NDArray[np.integer]) -> float:
-    """The third standardised moment of `times_shown`; far above 0 if a few images are shown to many queries (hubs)."""
+    """Return the third standardised moment of `times_shown`: far above 0 if many queries get the same few (hubs)."""
     centred = counts - counts.mean()
     deviation = float(centred.std())
     return float((centred**3).mean() / deviation**3) if deviation > 0 else 0.0

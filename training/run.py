@@ -1,4 +1,4 @@
-"""The RUN folder: config.json, checkpoints/, metrics.csv, curves.png, and card.json when finished; and the run's
+"""The RUN folder (config.json, checkpoints/, metrics.csv, curves.png, and card.json when finished), and the run's
 manifest, model and loss."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COLUMNS = ("epoch", "train_loss", "val_auc", "val_corrected_ndcg", "val_choice",
 
 
 class RunFolder:
-    """The files of a run, and their contents."""
+    """The files of a run, with methods that read and write them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class RunFolder:
         self.metrics, self.curves = path / "metrics.csv", path / "curves.png"
 
     def read_config(self) -> TrainConfig:
-        """The run's options. Raises RunError if the folder is not a run."""
+        """Read the run's options. Raises RunError if the folder is not a run."""
         try:
             return TrainConfig.from_json(read_json(self.config))
         except (OSError, ValueError, TypeError) as error:
@@ -53,7 +53,7 @@ class RunFolder:
         write_json(self.config, asdict(config))
 
     def read_card(self) -> ModelCard:
-        """The card of a finished run. Raises RunError for an unfinished one."""
+        """Read the card of a finished run. Raises RunError for an unfinished one."""
         if not self.card.exists():
             raise RunError(f"{self.path}: this run is not finished; finish it with 'cbmir train … --resume'")
         try:
@@ -62,9 +62,9 @@ class RunFolder:
             raise RunError(f"{self.card}: expected the card of a finished run, found {error}") from error
 
     def best_state(self) -> dict[str, Any]:
-        """The trained network's state dict from best.ckpt: the average of the weights if the run keeps one.
+        """Read the trained network's state dict from best.ckpt: the moving average of the weights if the run keeps one.
 
-        Raises RunError if it is missing or damaged.
+        Raises RunError if the file is missing or damaged.
         """
         state = load_checkpoint(self.best)["state_dict"]
         averaged = any(key.startswith("average.module.") for key in state)
@@ -77,11 +77,11 @@ class RunFolder:
             torch.save(model.state_dict(), temporary)
 
     def finished_state(self, config: TrainConfig) -> dict[str, Any]:
-        """The finished model's state dict: the linear fit's, or `best_state`. Raises RunError like it."""
+        """Read the finished model's state dict: the linear fit's, or `best_state`. Raises RunError like it."""
         return load_checkpoint(self.fitted) if config.linear_fit else self.best_state()
 
     def read_epochs(self) -> list[dict[str, str]]:
-        """The rows of metrics.csv, with empty cells for what was not measured. Raises RunError for another table."""
+        """Read the rows of metrics.csv; values not measured are empty. Raises RunError for any other table."""
         try:
             rows = [dict(zip(COLUMNS, row, strict=True)) for row in read_table(self.metrics, recognise=False).rows]
             _ = [(int(row["epoch"]), *map(float, filter(None, row.values()))) for row in rows]
@@ -90,7 +90,7 @@ class RunFolder:
         return rows
 
     def append_epoch(self, values: dict[str, Any]) -> None:
-        """Add the row of an epoch; it replaces rows of this and later epochs that a stopped run left."""
+        """Add the row of an epoch, replacing rows of this and later epochs that a stopped run left behind."""
         rows = self.read_epochs() if self.metrics.exists() else []
         rows = [row for row in rows if int(row["epoch"]) < values["epoch"]]
         with replacing(self.metrics) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -99,9 +99,9 @@ class RunFolder:
             writer.writerows([*rows, values])
 
     def draw_curves(self) -> None:
-        """Loss, and AUC and corrected nDCG on the validation split, over epochs; the chosen epoch is marked.
+        """Plot the loss, and AUC and corrected nDCG on the validation split, by epoch; mark the chosen epoch.
 
-        The loss alone where every image trains.
+        If every image trains, plot only the loss.
         """
         require("matplotlib", "train")
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -130,7 +130,7 @@ class RunFolder:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """The contents of a checkpoint: tensors and plain values, never code. Raises RunError for another file."""
+    """Load a checkpoint: tensors and plain values, never code. Raises RunError if the file is not one."""
     try:
         with open_input(path) as stream:
             loaded: dict[str, Any] = torch.load(stream, map_location="cpu", weights_only=True)
@@ -140,7 +140,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def training_manifest(config: TrainConfig) -> Manifest:
-    """The manifest that a run trains on, with the splits of its fold. Raises RunError if the table has changed."""
+    """Read the manifest of a run, with the splits of its fold. Raises RunError if the table has changed."""
     manifest = read_manifest(config.manifest)
     if manifest.fingerprint != config.manifest_fingerprint:
         raise RunError(
@@ -150,13 +150,13 @@ def training_manifest(config: TrainConfig) -> Manifest:
 
 
 def encoder_for(config: TrainConfig, weights: str) -> tuple[torch.nn.Module, int]:
-    """A run's encoder with `weights` (`build_encoder`), and its dimension."""
+    """Build a run's encoder with `weights` (`build_encoder`); return it and its dimension."""
     grey_range = grey_range_of(config.encoder, config.grey_range)
     return build_encoder(config.encoder, weights, image_size=config.image_size, grey_range=grey_range)
 
 
 def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[RetrievalModel, torch.nn.Module]:
-    """The model and its loss; `targets` are the training set's, [N, C] in {0, 1, NaN}."""
+    """Build the model and its loss for the training set's `targets`, [N, C] in {0, 1, NaN}."""
     encoder, dim = encoder_for(config, weights)
     loss = LOSSES[config.loss](targets, negative=config.negative_proxies, balanced=config.balanced)
     labels = len(config.labels)
@@ -170,7 +170,7 @@ def build_model(config: TrainConfig, targets: Tensor, *, weights: str) -> tuple[
 
 
 def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
-    """The best model of a finished run, in evaluation mode on the CPU, with its card and options.
+    """Load the model of a finished run, in evaluation mode on the CPU, with its card and options.
 
     Raises:
         RunError: The folder is not a finished run, or holds a hashing model.
@@ -189,7 +189,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
 
 
 def embedding_fingerprint(model: RetrievalModel, spec: PreprocessSpec) -> str:
-    """SHA-256 of the encoder's weights and of the preprocessing, which identifies the embedding space."""
+    """Return the SHA-256 of the encoder's weights and the preprocessing, which identifies the embedding space."""
     digest = hashlib.sha256(json.dumps(spec.to_json(), sort_keys=True).encode())
     for name, value in sorted(model.encoder.state_dict().items()):
         digest.update(name.encode())

@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 from cbmir.errors import RunError, SplitError
 from cbmir.manifest import Manifest, Row
 
-#: The fold in which every image trains.
+#: The value of `fold` with which every image trains.
 EVERY_IMAGE = "all"
 
 
 def shuffle_patients(patients: Iterable[str], *, seed: int | str) -> list[str]:
-    """The distinct patients in the order of SHA-256("seed:patient"): random, and independent of Python's generator."""
+    """Sort the distinct patients by SHA-256("seed:patient"): random, but independent of Python's random generator."""
     return sorted(set(patients), key=lambda patient: hashlib.sha256(f"{seed}:{patient}".encode()).digest())
 
 
 def assign_splits(
     patients: Sequence[str], *, seed: int, fractions: tuple[float, float, float] = (0.7, 0.1, 0.2)
 ) -> list[str]:
-    """Give each image `train`, `val` or `test` by its patient.
+    """Assign each image to `train`, `val` or `test` by its patient.
 
-    `patients` has one entry per image; `fractions` are of the patients, not of the images. Each split has a patient.
-    Raises SplitError for fewer than three patients, or fractions that do not sum to 1.
+    `patients` has one entry per image; `fractions` are of the patients, not of the images. Each split gets at least one
+    patient. Raises SplitError for fewer than three patients, or fractions that are not above 0 or do not sum to 1.
     """
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-9:
         raise SplitError(f"expected three fractions above 0 that sum to 1, found {fractions}")
@@ -43,7 +43,7 @@ def assign_splits(
 def fold_splits(
     patients: Sequence[str], *, fold: int, folds: int, seed: int = 0, val_fraction: float = 0.125
 ) -> list[str]:
-    """The splits of one fold of a cross-validation by patient: each patient is in `test` in exactly one fold.
+    """Return the splits of one fold of a cross-validation by patient: each patient is in `test` in exactly one fold.
 
     `fold` counts from 1. `val_fraction` of the fold's other patients, at least one, are `val`; they are drawn again for
     each fold. Raises SplitError for a fold outside 1..folds, or too few patients.
@@ -62,7 +62,7 @@ def fold_splits(
 
 
 def patients_in_two_splits(rows: Iterable[Row]) -> dict[str, tuple[str, ...]]:
-    """Patients whose images are in more than one split, and these splits. Rows without a split do not count."""
+    """Return the patients with images in more than one split, and these splits. Rows without a split do not count."""
     found: dict[str, set[str]] = defaultdict(set)
     for row in rows:
         if row.split:
@@ -83,7 +83,8 @@ def check_splits(manifest: Manifest) -> None:
 
 
 def with_fold(manifest: Manifest, fold: str) -> Manifest:
-    """The manifest with the splits of fold "i/n" or EVERY_IMAGE, or unchanged for an empty string."""
+    """Return the manifest with the splits of fold "i/n" or EVERY_IMAGE, or unchanged for an empty string. Raises
+    RunError for a fold of another form, SplitError as in `fold_splits` or for a patient in two splits."""
     if fold == EVERY_IMAGE:
         return manifest.with_splits(["train"] * len(manifest))
     if fold:

@@ -1,4 +1,4 @@
-"""Held-out images, which measure each epoch and the finished model, and give the numbers of its card."""
+"""Validation on held-out images, for each epoch and for the finished model and its card."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cbmir.training.run import RunFolder, embedding_fingerprint, load_checkpoint
 
 log = logging.getLogger("cbmir")
 
-#: After an epoch, the number of neighbours that count, and the most images on each side.
+#: Settings of the measurement after each epoch: neighbours that count, and the most queries and gallery images.
 SELECTION_K = 10
 SELECTION_QUERIES, SELECTION_GALLERY = 2_000, 5_000
 #: The figures of an epoch in metrics.csv; the epoch with the highest "choice" is the best.
@@ -43,8 +43,8 @@ MEASURED = ("val_auc", "val_corrected_ndcg", "val_choice")
 
 @dataclass(frozen=True, eq=False)
 class HeldOut:
-    """Scores float32 [Q, C] of images that the model has not seen, their labels (1, 0, -1, NaN), the figures of a
-    `Pool`, and a short name for these images."""
+    """Results for images that the model has not seen: scores and labels (1, 0, -1, NaN), float32 [Q, C], the figures of
+    a `Pool`, and a short name for these images."""
 
     source: str
     scores: NDArray[np.float32]
@@ -55,8 +55,8 @@ class HeldOut:
 class Validation:
     """The validation queries and the training images that they search, drawn once for the whole run.
 
-    With a teacher, the teacher embeds the training images, since the student will search its gallery. If every image
-    trains, `folds` are the known results of such a model, and epochs are not measured.
+    If there is a teacher, it embeds the training images, because the student will search its gallery. If every image
+    trains, `folds` holds the cross-validation results of such a model, and epochs are not measured.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Validation:
         self._patients = tuple([manifest.rows[row].patient_id for row in side] for side in (self.query, self.gallery))
 
     def measure(self, model: RetrievalModel) -> dict[str, float]:
-        """The mean AUC, nDCG@10 corrected for chance (all queries, the mean of both gains), and the figure that chooses
-        the epoch: the mean of nDCG and 2 AUC - 1, so that 0 is chance and 1 perfect in both. Empty without held-out
-        images."""
+        """Return the mean AUC, the nDCG@10 corrected for chance (all queries, mean of both gains), and the figure that
+        selects the epoch: the mean of that nDCG and 2 AUC - 1, so that 0 is chance and 1 is perfect for both. Empty
+        without held-out images."""
         if self.folds is not None:
             return {}
         if self.config.linear_fit:
@@ -92,20 +92,20 @@ class Validation:
         asking, asked = (metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery))
         rankings = Rankings(near, asking, asked, own, others, SELECTION_K)
         corrected = [chance_values(rankings, gain).corrected()[0] for gain in CORRECTED.values()]
-        # A missing value counts as chance, so that every epoch with a value is better.
+        # A missing value counts as chance.
         auc = metrics.mean_of_known(metrics.class_aucs(scores, self.labels[self.query]), 0.5)
         ndcg = metrics.mean_of_known(np.array(corrected), 0.0)
         return dict(zip(MEASURED, (auc, ndcg, (2 * auc - 1 + ndcg) / 2), strict=True))
 
     def fitted(self, model: RetrievalModel) -> RetrievalModel:
-        """A trained network with linear maps that are fitted to all training images."""
+        """Return a trained network with linear maps fitted to all training images."""
         rows = np.array(split_rows(self.manifest, "train"))
         fit = fit_linear(self._pooled(model, rows), training_targets(self.labels[rows]), self.config.projection)
         return fit.model(model)
 
     @torch.inference_mode()
     def _pooled(self, model: RetrievalModel, rows: NDArray[np.intp]) -> Stages:
-        """The mean features of both stages, as in `TwoStageEncoder`."""
+        """Return the mean features of both stages, as in `TwoStageEncoder`."""
         training, device = model.training, next(model.parameters()).device
         encoder = model.eval().encoder
         stage, _, _ = finer_stage(encoder)
@@ -129,7 +129,7 @@ class Validation:
         return embed(model, self._batches(self.gallery))[0]
 
     def held_out(self, model: RetrievalModel) -> HeldOut:
-        """The figures of the whole validation split for a finished model, or of the folds."""
+        """Return a finished model's results on the whole validation split, or those of the folds."""
         if self.folds is not None:
             return self.folds
 
@@ -143,8 +143,8 @@ class Validation:
 
 
 def write_card(folder: RunFolder, validation: Validation, model: RetrievalModel) -> None:
-    """Write the card of a finished model, which marks the run as finished. Images that the model has not seen give
-    thresholds, operating points, calibration and metrics."""
+    """Write the card of a finished model, which marks the run as finished. Thresholds, operating points, calibration
+    and metrics come from images that the model has not seen."""
     config, manifest, teacher = validation.config, validation.manifest, validation.teacher
     held_out, rows = validation.held_out(model), split_rows(manifest, "train")
     one_image = evaluation_batches(validation.images, rows[:1], config.preprocess)

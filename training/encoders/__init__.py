@@ -1,4 +1,4 @@
-"""Encoders: grey image to feature map. Any of torchvision and timm, and published encoders of chest X-rays."""
+"""Encoders, which map a grey image to a feature map: those of torchvision and timm, and published ones for X-rays."""
 
 from cbmir.training.encoders.encoder import build_encoder, encoder_of, grey_range_of, own_input
 from cbmir.training.encoders.grey_range import GreyRange

@@ -1,8 +1,8 @@
 """Image encoders by name, and the input that their published weights expect.
 
-An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w], without classifier and
-pooling. Its name is that of a torchvision classification backbone, `timm:NAME`, `xrv:NAME` for a torchvision backbone
-that torchxrayvision trained, or `rad-dino`.
+An encoder maps one grey channel, float [N, 1, S, S] in [-1, 1], to a feature map [N, D, h, w]; it has no pooling and no
+classifier. Its name is that of a torchvision classification model, `timm:NAME`, `xrv:NAME` for a torchvision model
+trained by torchxrayvision, or `rad-dino`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cbmir.training.encoders.patch_tokens import PatchTokens, check_patches
 from cbmir.training.encoders.stages import TwoStageEncoder, with_projection
 from cbmir.training.encoders.weights import load_weights
 
-# torchvision families whose forward() is the chain of their children.
+# torchvision families whose forward() just chains their children.
 _CHAINS = ("resnet", "resnext", "wide_resnet", "regnet", "shufflenet", "mnasnet")
 _PROBES = (128, 256)
 _SIZE = 224
@@ -31,7 +31,7 @@ _RAD_DINO_ARCHITECTURE = "vit_base_patch14_dinov2"
 
 @dataclass(frozen=True)
 class OwnInput:
-    """The input of an encoder's published weights: squares of `image_size` pixels, grey in `grey_range`."""
+    """The input that published weights expect: squares of `image_size` pixels, with grey values in `grey_range`."""
 
     image_size: int
     grey_range: GreyRange
@@ -41,10 +41,10 @@ _NOTHING_STATED = OwnInput(_SIZE, SIGNED)
 
 
 def own_input(name: str) -> OwnInput:
-    """The input that an encoder's library states, by default [-1, 1] and 224 pixels.
+    """Return the input that an encoder's library specifies, by default [-1, 1] and 224 pixels.
 
-    torchxrayvision's come from its `normalize` and model URLs, RAD-DINO's from its image processor. Raises EncoderError
-    for an unknown name.
+    For torchxrayvision it comes from `normalize` and the model URLs, for RAD-DINO from its image processor. Raises
+    EncoderError for an unknown name.
     """
     if name == "rad-dino":
         return OwnInput(518, RAD_DINO)
@@ -60,14 +60,14 @@ def own_input(name: str) -> OwnInput:
 
 
 def grey_range_of(name: str, chosen: str = "auto") -> GreyRange:
-    """The grey range of an option's text.
+    """Return the grey range that an option selects.
 
     Args:
-        chosen: `own`, that of the encoder's published weights; `signed`, [-1, 1]; or MEAN,STD of grey in [0, 1].
-            `auto` is `own` for weights that were trained on X-rays (`xrv:NAME`, `rad-dino`), else `signed`.
+        chosen: `own` for that of the encoder's published weights, `signed` for [-1, 1], or MEAN,STD of grey in [0, 1].
+            `auto` means `own` for weights that were trained on X-rays (`xrv:NAME`, `rad-dino`), else `signed`.
 
     Raises:
-        EncoderError: The text or the encoder is unknown.
+        EncoderError: `chosen` or the encoder is unknown.
     """
     if chosen == "own" or (chosen == "auto" and (name == "rad-dino" or name.startswith("xrv:"))):
         return own_input(name).grey_range
@@ -82,17 +82,17 @@ def build_encoder(
 
     Args:
         name: A torchvision classification model, `timm:NAME`, `xrv:NAME` or `rad-dino`.
-        weights: `none` (random), `imagenet` (the library's own, downloaded by it) or a file (`load_weights`).
-        image_size: Side of the images; transformers are built for one size.
+        weights: `none` (random), `imagenet` (the library's weights, which it downloads) or a file (`load_weights`).
+        image_size: Side of the images in pixels; transformers are built for one size.
         grey_range: The values for black and white that the weights expect. None means `grey_range_of(name)`.
-        complete: Whether the file must have all of the encoder's tensors.
+        complete: Whether the file must contain all of the encoder's tensors.
 
     Returns:
         The encoder in training mode, and its embedding dimension D.
 
     Raises:
-        EncoderError: An unknown name, an architecture without a feature map, an image size that does not fit, or
-            weights that do not fit.
+        EncoderError: The name is unknown, the architecture has no feature map, or the image size or the weights do not
+            fit.
     """
     grey_range = grey_range or grey_range_of(name)
     library_weights = weights == "imagenet"
@@ -115,7 +115,7 @@ def build_encoder(
 
 
 def encoder_of(card: ModelCard) -> nn.Module:
-    """The encoder that a card describes, with random weights and, where the model has one, its projection."""
+    """Build the encoder that a card describes, with random weights and, if the model has one, its projection."""
     grey_range = GreyRange.from_json(card.training.get("grey_range"))
     encoder, dim = build_encoder(card.encoder, image_size=card.preprocess.crop, grey_range=grey_range)
     if "distilled_from" in card.training:
@@ -124,9 +124,9 @@ def encoder_of(card: ModelCard) -> nn.Module:
 
 
 def for_inference(name: str, encoder: nn.Module) -> nn.Module:
-    """An equivalent encoder in which the parallel branches of a block (RepVGG, MobileOne) are one convolution.
+    """Return an equivalent encoder in which parallel branches of a block (RepVGG, MobileOne) form one convolution.
 
-    `name` is that of `build_encoder`. The encoder itself is not changed.
+    `name` is as in `build_encoder`. The given encoder does not change.
     """
     if not name.startswith("timm:"):
         return encoder
@@ -136,7 +136,7 @@ def for_inference(name: str, encoder: nn.Module) -> nn.Module:
 
 @torch.inference_mode()
 def _dimension(name: str, encoder: nn.Module) -> int:
-    """D of a feature map [N, D, h, w], found with two image sizes: h and w follow the size, D does not."""
+    """Return D of the feature map [N, D, h, w]. Two image sizes check the layout: only h and w depend on the size."""
     try:
         small, large = (encoder(torch.zeros(1, 1, size, size)).shape for size in _PROBES)
     except (AssertionError, RuntimeError, ValueError) as error:  # a transformer has a fixed image size
@@ -152,7 +152,7 @@ def _dimension(name: str, encoder: nn.Module) -> int:
 
 
 def _known_to_torchvision(name: str) -> Any:
-    """torchvision's models. Raises EncoderError for a name that torchvision does not have."""
+    """Return the module `torchvision.models`. Raises EncoderError for a name that torchvision does not have."""
     models = require("torchvision.models", "train")
     if name not in models.list_models(module=models):
         raise EncoderError(
@@ -174,14 +174,14 @@ def _torchvision(name: str, pretrained: bool, channels: int) -> nn.Module:
         layers = {key: module for key, module in children.items() if key not in ("avgpool", "fc", "classifier")}
     else:
         raise EncoderError(f"encoder {name}: it provides no feature map; choose a DenseNet, ResNet, EfficientNet …")
-    encoder = nn.Sequential(OrderedDict(layers))  # under torchvision's names, so that its weights fit
+    encoder = nn.Sequential(OrderedDict(layers))  # with torchvision's names, so that its weights fit
     if channels == 1:
         _read_one_channel(encoder)
     return encoder
 
 
 def _timm_config(name: str) -> Any:
-    """timm's configuration of a model's weights, or None. Raises EncoderError."""
+    """Return timm's configuration of a model's weights, or None. Raises EncoderError for an unknown name."""
     timm = require("timm", "train")
     if not timm.is_model(name):
         raise EncoderError(f"expected a timm model after 'timm:', found {name!r}; timm.list_models() names them")
@@ -200,12 +200,12 @@ def _timm(name: str, pretrained: bool, channels: int, image_size: int) -> nn.Mod
 
 
 def _is_transformer(encoder: nn.Module) -> bool:
-    """Whether it returns tokens [N, T, D], of which all but the first few are patches of the image."""
+    """Return whether the encoder returns tokens [N, T, D]: a few prefix tokens, then the patches of the image."""
     return hasattr(encoder, "num_prefix_tokens") and hasattr(encoder, "patch_embed")
 
 
 def _read_one_channel(encoder: nn.Module) -> None:
-    """Make the first three-channel convolution read grey, by summing its weights over the channels."""
+    """Make the first three-channel convolution read one grey channel, by summing its weights over the channels."""
     for conv in encoder.modules():
         if isinstance(conv, nn.Conv2d) and conv.in_channels == 3 and conv.groups == 1:
             conv.weight = nn.Parameter(conv.weight.detach().sum(dim=1, keepdim=True))

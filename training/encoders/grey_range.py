@@ -1,8 +1,8 @@
-"""The values for black and white that an encoder's weights expect. The graph converts, so a model file's input stays
-uint8.
+"""The values for black and white that an encoder's weights expect. The conversion is part of the model's graph, so a
+model file still takes uint8.
 
 The grey image g in [0, 1] enters channel c as (g - mean_c) / std_c. cbmir's own range is [-1, 1] in one channel.
-Published weights need theirs: in another range their output is different.
+Published weights need the range that they were trained with; another range changes their output.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cbmir.errors import EncoderError
 
 @dataclass(frozen=True)
 class GreyRange:
-    """Mean and standard deviation of each channel, for grey in [0, 1]. Equal channels are one."""
+    """Mean and standard deviation of each channel, for grey in [0, 1]. Equal channels are merged into one."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -31,13 +31,13 @@ class GreyRange:
 
     @classmethod
     def of(cls, mean: Sequence[float], std: Sequence[float]) -> Self:
-        """The range of a library's three channels; one channel if all three are equal."""
+        """Build from a library's three channels; they become one channel if all three are equal."""
         alike = len(set(zip(mean, std, strict=True))) == 1
         return cls(tuple(mean[:1]), tuple(std[:1])) if alike else cls(tuple(mean), tuple(std))
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The range of "MEAN,STD". Raises EncoderError for another text."""
+        """Parse "MEAN,STD". Raises EncoderError for any other text."""
         try:
             mean, std = map(float, text.split(","))
         except ValueError as error:
@@ -54,22 +54,22 @@ class GreyRange:
 
     @classmethod
     def from_json(cls, data: dict[str, Any] | None) -> Self:
-        """The reverse of `to_json`; [-1, 1] for a card without a range."""
+        """Build from the result of `to_json`; [-1, 1] for a card without a range."""
         return cls((0.5,), (0.5,)) if data is None else cls(tuple(data["mean"]), tuple(data["std"]))
 
 
-#: cbmir's own: one channel in [-1, 1].
+#: cbmir's own range: one channel in [-1, 1].
 SIGNED = GreyRange((0.5,), (0.5,))
-#: torchxrayvision's: one channel in [-1024, 1024] (`torchxrayvision.utils.normalize`).
+#: torchxrayvision's range: one channel in [-1024, 1024] (`torchxrayvision.utils.normalize`).
 XRV = GreyRange((0.5,), (1 / 2048,))
-#: RAD-DINO's, in three equal channels (preprocessor_config.json of microsoft/rad-dino).
+#: RAD-DINO's range, the same in its three channels (preprocessor_config.json of microsoft/rad-dino).
 RAD_DINO = GreyRange((0.5307,), (0.2583,))
 
 
 class InOwnRange(nn.Module):
-    """A first convolution that receives grey in [-1, 1], float [N, 1, S, S], and converts it to its own range.
+    """A first convolution that takes grey in [-1, 1], float [N, 1, S, S], and converts it to its own range.
 
-    The conversion comes before the convolution's zero padding, as in the weights' training.
+    The conversion comes before the convolution's zero padding, as it did when the weights were trained.
     """
 
     scale: Tensor
@@ -88,8 +88,8 @@ class InOwnRange(nn.Module):
 
 
 def read_grey(encoder: nn.Module, own: GreyRange) -> None:
-    """Make the encoder's first convolution read its own range. Raises EncoderError unless just one convolution reads
-    the image."""
+    """Make the encoder's first convolution convert to its own range. Raises EncoderError unless exactly one convolution
+    could read the image."""
     found = [
         name
         for name, module in encoder.named_modules()

@@ -12,8 +12,8 @@ from cbmir.errors import EncoderError
 class PatchTokens(nn.Module):
     """A vision transformer of timm: float [N, 1, S, S] -> its patch tokens after the last norm, [N, D, S/p, S/p].
 
-    Class and register tokens take part in the attention and are then left out: the embedding is the mean of the patch
-    tokens, so each cell is a part of it. The class token is not a sum over the image, and would find other neighbours.
+    Class and register tokens take part in the attention and are then left out. The embedding is the mean of the patch
+    tokens, so each cell contributes a part of it. The class token is not a sum over cells, and gives other neighbours.
     """
 
     def __init__(self, model: nn.Module) -> None:

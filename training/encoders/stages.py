@@ -17,21 +17,21 @@ _PROBE = 256  # pixels
 
 
 def with_projection(encoder: nn.Module, dim: int, to: int) -> nn.Sequential:
-    """The encoder and a 1x1 convolution that maps its feature map from `dim` to `to` channels.
+    """Append a 1x1 convolution that maps the encoder's feature map from `dim` to `to` channels.
 
-    It is linear and comes before the mean, so an embedding is still the mean of a feature map, and evidence maps are
+    It is linear and comes before the mean, so an embedding is still the mean of a feature map, and evidence maps remain
     exact.
     """
     return nn.Sequential(OrderedDict(encoder=encoder, projection=nn.Conv2d(dim, to, 1)))
 
 
 class TwoStageEncoder(nn.Module):
-    """An encoder, and one linear map of its feature map together with that of an earlier stage with twice as many cells
-    a side.
+    """An encoder with a linear map of two feature maps: its own, and that of an earlier stage with twice as many cells
+    per side.
 
     [N, 1, S, S] -> [N, to, h, w] with the finer stage's cells; those of the last stage are repeated. The map comes
-    before the mean, so an embedding is still the mean of a feature map. Raises EncoderError for an encoder without such
-    a stage.
+    before the mean, so an embedding is still the mean of a feature map. Raises EncoderError if the encoder has no such
+    stage.
     """
 
     def __init__(self, encoder: nn.Module, to: int) -> None:
@@ -43,21 +43,21 @@ class TwoStageEncoder(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         last, finer = stage_maps(self.encoder, self._stage, image)
-        # Always float32: these maps depend on small differences.
+        # Always in float32, because these maps depend on small differences.
         last, finer = aligned(self.projection(last.float()), finer.float())
         return last + cast(Tensor, self.finer(finer))
 
 
 def aligned(last: Tensor, finer: Tensor) -> tuple[Tensor, Tensor]:
-    """Both feature maps with the same cells: the last stage's are repeated. An encoder may halve odd numbers so that
-    the finer stage has a row or column more or fewer; cells that only one stage has are left out."""
+    """Return both feature maps with the same cells, repeating the last stage's. If the encoder halves an odd number of
+    cells, the sizes may differ by a row or column; cells that only one stage has are left out."""
     twice = functional.interpolate(last, scale_factor=2, mode="nearest")
     height, width = (min(one, other) for one, other in zip(twice.shape[2:], finer.shape[2:], strict=True))
     return twice[:, :, :height, :width], finer[:, :, :height, :width]
 
 
 def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, Tensor]:
-    """The encoder's feature map and that of an earlier stage, a name of its modules: [N, D, h, w] each."""
+    """Return the encoder's feature map and that of its module named `stage`, [N, D, h, w] each."""
     found: list[Tensor] = []
     hook = encoder.get_submodule(stage).register_forward_hook(lambda module, given, output: found.append(output))
     try:
@@ -68,11 +68,8 @@ def stage_maps(encoder: nn.Module, stage: str, image: Tensor) -> tuple[Tensor, T
 
 @torch.inference_mode()
 def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
-    """The last stage with twice as many cells along each side: its name in the encoder, its channels and the last
-    stage's.
-
-    Raises EncoderError without such a stage.
-    """
+    """Find the last stage with twice as many cells per side as the feature map; return its module name, its channels
+    and the feature map's. Raises EncoderError if there is no such stage."""
     made: list[tuple[str, torch.Size]] = []
 
     def note(name: str, module: nn.Module, given: object, output: object) -> None:
@@ -83,7 +80,7 @@ def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
     hooks = [module.register_forward_hook(partial(note, name)) for name, module in stages]
     training, weight = encoder.training, next(encoder.parameters())
     finer = []
-    if not isinstance(encoder, PatchTokens):  # all stages have the same cells
+    if not isinstance(encoder, PatchTokens):  # whose stages all have the same cells
         last = encoder.eval()(weight.new_zeros(1, 1, _PROBE, _PROBE)).shape
         finer = [(name, shape) for name, shape in made if shape[2] == 2 * last[2]]
     encoder.train(training)

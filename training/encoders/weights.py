@@ -1,6 +1,6 @@
-"""Weights from a file: a state dict of PyTorch or safetensors, or a whole pickled model.
+"""Weights from a file: a state dict from PyTorch or safetensors, or a whole pickled model.
 
-Code in a file never runs: only the tensors of a pickled model are read.
+Code in a file never runs, because only the tensors of a pickled model are read.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger("cbmir")
 
 
 def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> None:
-    """Load the weights of a file into an encoder; the log lists what did not match.
+    """Load weights from a file into an encoder; the log lists tensors that did not match.
 
-    Names of Hugging Face's vision transformers become timm's, those of torchvision's published DenseNets become its
-    modules', positions are resampled to the encoder's grid, and three-channel first convolutions are summed if the
-    encoder reads one channel.
+    Tensor names are converted from Hugging Face's vision transformers to timm, and from torchvision's published
+    DenseNet files to its modules. Position embeddings are resampled to the encoder's grid. Three-channel first
+    convolutions are summed over the channels if the encoder reads one channel.
 
     Args:
-        complete: Whether the file must have all of the encoder's tensors: a missing one would be random.
+        complete: Whether the file must contain all of the encoder's tensors. Missing ones keep their random values.
 
     Raises:
-        EncoderError: The file has no weights; or fewer than half of the encoder's tensors match, since training would
-            then start from noise unnoticed; or one is missing although all are required.
+        EncoderError: The file cannot be read, fewer than half of the encoder's tensors match (training would start from
+            noise unnoticed), or one is missing although `complete` is set.
     """
     state = _in_timms_names(read_state(path))
     if hasattr(encoder, "patch_embed"):
@@ -68,10 +68,10 @@ def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> N
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a file. Raises EncoderError for a file without any."""
+    """Read the named tensors of a file. Raises EncoderError if it cannot be read."""
     try:
         if path.suffix == ".safetensors":
-            open_input(path).close()  # the library takes only a path
+            open_input(path).close()  # checked here, because the library opens the path itself
             state: Any = require("safetensors.torch", "train").load_file(path)
         else:
             state = _unpickled(path)
@@ -91,14 +91,14 @@ def _unpickled(path: Path) -> Any:
         with open_input(path) as stream:
             return torch.load(stream, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # a whole model, as torchxrayvision ships them
-        content = BytesIO(read_input(path, MOST_MODEL))  # not by path: PyTorch would try a tar file, and unpack it
+        content = BytesIO(read_input(path, MOST_MODEL))  # no path: PyTorch would try to unpack the file as a tar
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # attributes of an inert object
+            warnings.simplefilter("ignore", torch.serialization.SourceChangeWarning)  # the model's code is not used
             return torch.load(content, map_location="cpu", pickle_module=_INERT, weights_only=False)
 
 
 class Inert:
-    """Replaces any class or function that a pickled model names: it keeps its arguments and does nothing."""
+    """A stand-in for any class or function that a pickled model names. It keeps its attributes and does nothing."""
 
     dump_patches = False
 
@@ -113,7 +113,7 @@ class Inert:
             self.__dict__.update(state)
 
 
-#: Names that only make tensors and their containers.
+#: Classes and functions that only create tensors and their containers.
 _HARMLESS = {
     ("collections", "OrderedDict"), ("torch._utils", "_rebuild_parameter"), ("torch._utils", "_rebuild_tensor"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -121,7 +121,7 @@ _HARMLESS = {
 
 
 class InertUnpickler(pickle.Unpickler):
-    """Makes tensors, and `Inert` for everything else."""
+    """An unpickler that creates tensors, and `Inert` in place of everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         return super().find_class(module, name) if (module, name) in _HARMLESS else Inert
@@ -135,7 +135,7 @@ _INERT = SimpleNamespace(Unpickler=InertUnpickler, load=_load, __name__="inert")
 
 
 def _tensors_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The names and tensors of a module that was unpickled as `Inert`, as in its state dict."""
+    """Yield the names and tensors of a module that was unpickled as `Inert`, as in its state dict."""
     inside: Mapping[str, Any] = vars(module) if isinstance(module, Inert) else {}
     for kind in ("_parameters", "_buffers"):
         yield from ((prefix + name, value) for name, value in inside.get(kind, {}).items())
@@ -143,7 +143,7 @@ def _tensors_of(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _tensors_of(child, f"{prefix}{name}.")
 
 
-#: Names in Hugging Face's files and models of ViT and DINOv2, and timm's names for them.
+#: Names of Hugging Face's ViT and DINOv2 tensors (files and models) -> timm's names.
 _RENAMED = [(re.compile(pattern), name) for pattern, name in (
     (r"^embeddings\.(cls_token|mask_token|register_tokens)$", r"\1"),
     (r"^embeddings\.position_embeddings$", "pos_embed"),
@@ -158,13 +158,13 @@ _RENAMED = [(re.compile(pattern), name) for pattern, name in (
     (r"\.intermediate\.dense\.", ".mlp.fc1."),
     (r"\.output\.dense\.", ".mlp.fc2."),
 )]  # fmt: skip
-#: norm.1 in torchvision's published files of DenseNet is norm1 in its modules.
+#: `norm.1` in torchvision's published DenseNet files is `norm1` in its modules.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12])\.")
 _PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 
 def _in_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a Hugging Face vision transformer under timm's names; those of other models unchanged."""
+    """Rename the tensors of a Hugging Face vision transformer to timm's names; return other models unchanged."""
     prefix = next((key.removesuffix(_PATCHES) for key in state if key.endswith(_PATCHES)), None)
     if prefix is None:
         return state
@@ -175,7 +175,7 @@ def _in_timms_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
             key = pattern.sub(name, key)
         renamed[key] = value
     queries = [key for key in renamed if ".attn.q." in key]
-    for key in queries:  # three maps in a Hugging Face file, one in timm
+    for key in queries:  # three tensors in a Hugging Face file, one in timm
         parts = [renamed.pop(key.replace(".attn.q.", f".attn.{part}.")) for part in "qkv"]
         renamed[key.replace(".attn.q.", ".attn.qkv.")] = torch.cat(parts)
     return renamed

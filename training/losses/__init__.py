@@ -1,7 +1,7 @@
-"""Losses. `LOSSES` maps a name of `cbmir train --loss` or of a benchmark method to its class.
+"""Losses. `LOSSES` maps the names in `cbmir train --loss` and in the benchmark's methods to classes.
 
 A loss is a module called with (head, pooled [N, D], embedding [N, D] of unit length, targets [N, C]); targets are
-1, 0 or NaN (unknown or uncertain: no loss). It returns the mean over the batch as a float32 scalar.
+1, 0 or NaN (unknown or uncertain, which adds no loss). It returns the mean over the batch as a float32 scalar.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOSSES = {
     "sdh": SDHLoss,
     "dsh": DSHLoss,
 }
-#: Losses of binary codes, which the benchmark compares; such models are not exported.
+#: Losses for binary codes, which only the benchmark uses; such models cannot be exported.
 HASHING_LOSSES = ("osdh", "sdh", "dsh")
 #: Losses with a fixed number of proxies per class: one, or none.
 ONE_PROXY_LOSSES = tuple(name for name, unused in TRAINING_LOSSES.items() if "proxies_per_class" in unused)
-#: The paper's class weights, by which rare findings count as much as common ones.
+#: Losses with the paper's class weights, which make rare findings count as much as common ones.
 WEIGHTED_LOSSES = ("proxy", "soft-ndcg")
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""The hashing baselines DSH, OSDH and SDH: losses that train binary codes of k bits; h is tanh of the layer's output.
+"""The hashing baselines DSH, OSDH and SDH: losses that train binary codes of k bits. h is tanh of the layer's output.
 
-As we read the papers, all pairs and triplets are those of a batch. Sums over them are means here, so that a loss does
-not grow with the batch. Images are similar if they share a class; if an unknown label leaves that open, they are not a
+As we read the papers, pairs and triplets come from one batch. Sums over them are means here, so that a loss does not
+grow with the batch. Images are similar if they share a class; if an unknown label leaves that open, they do not form a
 pair. With `negative`, images without a finding share a class. There are no class weights, even with `balanced`.
 """
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 from cbmir.training.losses.targets import UnweightedLoss, shared_classes, similar_pairs
 from cbmir.training.model import HashHead
 
-# Weight of the relaxation's distance from 1: alpha in DSH, beta in OSDH.
+# Weight of the relaxed code's distance from -1 or 1: alpha in DSH, beta in OSDH.
 _QUANTISATION = 0.01
 _SDH_ALPHA, _SDH_LAMBDA_1, _SDH_LAMBDA_2 = 1.0, 100.0, 0.001
 
@@ -22,7 +22,7 @@ _SDH_ALPHA, _SDH_LAMBDA_1, _SDH_LAMBDA_2 = 1.0, 100.0, 0.001
 class DSHLoss(UnweightedLoss):
     """Liu, Wang, Shan, Chen, "Deep supervised hashing for fast image retrieval", CVPR 2016, eq. 4.
 
-    For each pair of images with network outputs b_1, b_2, not squashed (y = 0 for a similar pair):
+    For each pair of images with raw network outputs b_1, b_2, where y = 0 for a similar pair and 1 for others:
 
         (1 - y) |b_1 - b_2|^2 / 2 + y max(m - |b_1 - b_2|^2, 0) / 2 + alpha (| |b_1| - 1 |_1 + | |b_2| - 1 |_1)
 
@@ -62,7 +62,7 @@ class OSDHLoss(UnweightedLoss):
         hinge = (distance[:, :, None] - distance[:, None, :] + bits / 8).clamp(min=0)
         gain = shared_classes(targets, negative=self.negative).exp2()
         itself = torch.eye(images, dtype=torch.bool, device=codes.device)
-        # The query is not an i. It is never a j, since it shares most with itself.
+        # i must not be the query. j never is, because the query shares most with itself.
         weight = (gain[:, :, None] - gain[:, None, :]).clamp(min=0).masked_fill(itself[:, :, None], 0)
         total = weight.sum(dim=(1, 2))
         # A triplet weighs at least 2 - 1, so the bounds below only matter without triplets.
@@ -82,7 +82,7 @@ class SDHLoss(UnweightedLoss):
 
         J = J_1 - lambda_1 J_2 + lambda_2 J_3 + lambda_3 J_4
         J_1 = |B - H|^2 / 2                                  quantisation
-        J_2 = tr(H H^T / N) / 2 + alpha tr(S_B - S_W) / 2    variance of the bits; dissimilar pairs apart, similar near
+        J_2 = tr(H H^T / N) / 2 + alpha tr(S_B - S_W) / 2    variance of the bits; only similar pairs close together
         J_3 = |W W^T - I|^2 / 2                              independent bits
 
     where S_B and S_W are the means of (h_i - h_j)(h_i - h_j)^T over dissimilar and over similar pairs, so that their
@@ -109,5 +109,5 @@ class SDHLoss(UnweightedLoss):
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:
-    """The mean of the chosen values, 0 without any."""
+    """Return the mean of the selected values, or 0 without any."""
     return values.masked_fill(~where, 0).sum() / where.sum().clamp(min=1)

@@ -9,18 +9,18 @@ from torch.nn import functional
 from cbmir.training.losses.targets import UnweightedLoss, WeightedLoss, with_negative_class
 from cbmir.training.model import LinearHead, ProxyHead
 
-# Keeps log(1 - S) and its gradient finite; 1e-6 is a few float32 steps at 1.
+# Keeps log(1 - S) and its gradient finite; 1e-6 is a few float32 steps near 1.
 _EPSILON = 1e-6
 # Proxy Anchor's scale and margin.
 _ALPHA, _DELTA = 32.0, 0.1
 
 
 class MultiLabelProxyLoss(WeightedLoss):
-    """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], S_j the mean Gaussian similarity to class j.
+    """-sum_j [ w+_j y_j log S_j + w-_j (1 - y_j) log(1 - S_j) ], where S_j is the mean similarity to class j.
 
-    The paper's eq. "loss_function", as a loss to minimise. The training set's `targets`, [N, C] in {0, 1, NaN}, give
-    the class weights. With `negative`, images without a finding are a class with its own proxies. Unless `balanced`,
-    all weights are 1, so common findings count more than rare ones.
+    The paper's eq. "loss_function", as a loss to minimise, with Gaussian similarity to proxies. The training set's
+    `targets`, [N, C] in {0, 1, NaN}, determine the class weights. With `negative`, images without a finding form a
+    class with its own proxies. Unless `balanced`, all weights are 1, so common findings count more than rare ones.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
@@ -38,7 +38,7 @@ class MultiLabelProxyLoss(WeightedLoss):
 
 
 class BCELoss(WeightedLoss):
-    """Multi-label binary cross-entropy: the sum over known labels, the mean over the batch.
+    """Multi-label binary cross-entropy, summed over known labels and averaged over the batch.
 
     The paper's baseline has no weights; `balanced` adds the class weights of the proxy loss.
     """
@@ -54,11 +54,11 @@ class BCELoss(WeightedLoss):
 
 
 class MLProxyNCALoss(UnweightedLoss):
-    """-log( sum_i y_i a_i / sum_j a_j ), a_i the Gaussian similarity to the one proxy of class i.
+    """-log( sum_i y_i a_i / sum_j a_j ), where a_i is the Gaussian similarity to the only proxy of class i.
 
     The naive multi-label extension of Proxy-NCA, a baseline of the paper (eq. "proxynca"). Classes with an unknown
     label are left out of both sums. An image without a positive class has no loss (log 0); with `negative`, images
-    without a finding are positive for the negative class, and count too.
+    without a finding are positive for the negative class, and have a loss too.
     """
 
     def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -77,13 +77,13 @@ class MLProxyNCALoss(UnweightedLoss):
 class ProxyAnchorLoss(UnweightedLoss):
     """mean_P+ log(1 + sum_X+ exp(-alpha (s - delta))) + mean_P log(1 + sum_X- exp(alpha (s + delta))).
 
-    Kim, Kim, Cho and Kwak, "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. s is the cosine of an image and the
-    one proxy of a class, X+ and X- are the batch's positives and negatives of the class, P+ the classes with a positive
-    in the batch. The hardest images of a class weigh most. With `negative`, images without a finding are another class.
+    Kim, Kim, Cho and Kwak, "Proxy Anchor Loss for Deep Metric Learning", CVPR 2020. s is the cosine between an image
+    and the only proxy of a class, X+ and X- are the batch's positives and negatives of the class, P+ the classes with a
+    positive in the batch. A class's hardest images weigh most. With `negative`, images without a finding are a class.
 
     The paper has one class per image. Here an image is a positive of every class whose label is 1, a negative of every
     class whose label is 0, and neither if the label is unknown. The paper divides the second sum by the number of all
-    classes; here a class without any known label in the batch is not counted: with full labels both are equal.
+    classes; here classes without any known label in the batch do not count. With full labels both are equal.
     """
 
     def forward(self, head: ProxyHead, pooled: Tensor, embedding: Tensor, targets: Tensor) -> Tensor:
@@ -97,6 +97,6 @@ class ProxyAnchorLoss(UnweightedLoss):
 
 
 def _log_one_plus_sum(exponent: Tensor, chosen: Tensor) -> Tensor:
-    """log(1 + the sum of exp over the chosen rows): two of [N, K] -> [K], 0 with zero gradient for an empty column."""
+    """Return log(1 + sum of exp over the chosen rows): two [N, K] -> [K]; 0 with zero gradient for an empty column."""
     one = exponent.new_zeros(1, exponent.shape[1])
     return torch.logsumexp(torch.cat([one, exponent.masked_fill(~chosen, -torch.inf)]), dim=0)

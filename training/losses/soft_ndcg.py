@@ -1,14 +1,14 @@
 """A smooth nDCG of the batch, so that training optimises the metric itself (SupRank: Ramzi, Audebert, Rambour, Araujo,
 Bitot and Thome, "Optimization of Rank Losses for Image Retrieval", IEEE TPAMI 2025, arXiv 2309.08250).
 
-The rank of an image is a sum of steps, one for each image above it. A less relevant image has a smooth step, never
-below the true one, that keeps rising, so that a gross mistake keeps its gradient; a more or equally relevant image has
-the true step, which has no gradient. So the ranking term is never below 1 - nDCG. As in the paper, a second loss that
-does not depend on the batch compensates for the difference between a batch's ranking and the data set's.
+The rank of an image is a sum of steps, one for each image above it. For a less relevant image the step is smooth, is
+never below the true step and keeps rising, so that gross mistakes keep their gradient. For a more or equally relevant
+image it is the true step, which has no gradient. So the ranking term is never below 1 - nDCG. As in the paper, a second
+loss, which does not depend on the batch, compensates for the difference between ranking a batch and the whole data set.
 
-The paper ranks a tree of classes; here relevance is the number of shared labels, as in `cbmir.training.metrics`. The
+The paper ranks by a tree of classes; here relevance is the number of shared labels, as in `cbmir.training.metrics`. The
 second loss is the multi-label proxy loss, which also trains the scores. The authors weight theirs by 0.1 or 0.5; here
-it is 0.5, since a batch of 48 says little about the ranking of a whole gallery.
+the weight is 0.5, since a batch of 48 reveals little about the ranking of a whole gallery.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class SoftNDCGLoss(nn.Module):
 
     Every image of the batch is a query, all others are its gallery, and relevance is the number of shared labels,
     including the negative class with `negative`. Queries that share no label with any other image are left out.
-    `targets` and `balanced` are those of the proxy loss. Memory grows with the cube of the batch: 0.4 MB an array at
-    48.
+    `targets` and `balanced` are as in the proxy loss. Memory grows with the cube of the batch size: 0.4 MB per array
+    at 48.
     """
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = True) -> None:
@@ -49,7 +49,7 @@ class SoftNDCGLoss(nn.Module):
 
 
 def smooth_ndcg(similarity: Tensor, relevance: Tensor, *, temperature: float = _TEMPERATURE) -> Tensor:
-    """A differentiable lower bound of each query's nDCG over its whole gallery, ties counted as lost.
+    """Return a differentiable lower bound of each query's nDCG over its whole gallery; ties count as mistakes.
 
     similarity [Q, G] (cosine), relevance [Q, G] (shared labels r, gain 2^r - 1) -> [Q] in [0, 1]; 0 without an ideal.
     """
@@ -58,7 +58,7 @@ def smooth_ndcg(similarity: Tensor, relevance: Tensor, *, temperature: float = _
     step = (difference >= 0).to(similarity.dtype)
     smooth = torch.sigmoid(difference.clamp(max=_BEND) / temperature) + step / 2
     straight = _SLOPE * (difference - _BEND).clamp(min=0)
-    # An image is at its own height, so ranks begin with 1.
+    # An image ties with itself, so ranks begin at 1.
     rank = torch.where(wrong, smooth + straight, step).sum(dim=2)
     gain = torch.exp2(relevance) - 1
     ideal_rank = torch.arange(1, gain.shape[1] + 1, dtype=similarity.dtype, device=gain.device)
@@ -68,6 +68,6 @@ def smooth_ndcg(similarity: Tensor, relevance: Tensor, *, temperature: float = _
 
 
 def without_own(matrix: Tensor) -> Tensor:
-    """[B, B] -> [B, B - 1]: each image against all others."""
+    """Remove the diagonal, [B, B] -> [B, B - 1]: each image against all others."""
     others = ~torch.eye(len(matrix), dtype=torch.bool, device=matrix.device)
     return matrix[others].view(len(matrix), max(len(matrix) - 1, 0))

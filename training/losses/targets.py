@@ -1,4 +1,4 @@
-"""Shared parts of the losses: the negative class, class weights over known labels, and which images share a class."""
+"""Shared parts of the losses: the negative class, class weights from known labels, and which images share a class."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class UnweightedLoss(nn.Module):
-    """A loss that uses no training targets and has no class weights, even with `balanced`."""
+    """A loss that does not use the training targets and has no class weights, even with `balanced`."""
 
     def __init__(self, targets: Tensor, *, negative: bool, balanced: bool = False) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class UnweightedLoss(nn.Module):
 
 
 class WeightedLoss(nn.Module):
-    """A loss with the class weights of the training targets, [N, C] in {0, 1, NaN}; 1 unless `balanced`."""
+    """A loss with class weights from the training targets, [N, C] in {0, 1, NaN}; all are 1 unless `balanced`."""
 
     positive_weight: Tensor
     negative_weight: Tensor
@@ -30,7 +30,7 @@ class WeightedLoss(nn.Module):
 def with_negative_class(targets: Tensor) -> Tensor:
     """Append the negative class to targets [N, C] -> [N, C + 1].
 
-    1 if every label is known and 0; 0 if any label is 1; NaN otherwise.
+    It is 1 if every label is known to be 0, 0 if any label is 1, and NaN otherwise.
     """
     negative = torch.full_like(targets[:, 0], torch.nan)
     negative[(targets == 0).all(dim=1)] = 1
@@ -39,9 +39,9 @@ def with_negative_class(targets: Tensor) -> Tensor:
 
 
 def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
-    """w+_j = n-_j / (n+_j + n-_j) and w-_j = n+_j / (n+_j + n-_j) over known labels: [N, K] -> two of [K].
+    """Return w+_j = n-_j / (n+_j + n-_j) and w-_j = n+_j / (n+_j + n-_j) from known labels: [N, K] -> two of [K].
 
-    A class without any known label gets (0, 0). Unless `balanced`, all are 1.
+    A class without any known label gets (0, 0). Unless `balanced`, all weights are 1.
     """
     if not balanced:
         return torch.ones(targets.shape[1]), torch.ones(targets.shape[1])
@@ -51,19 +51,19 @@ def class_weights(targets: Tensor, *, balanced: bool) -> tuple[Tensor, Tensor]:
 
 
 def shared_classes(targets: Tensor, *, negative: bool) -> Tensor:
-    """Number of classes of which both images are positive: [N, C] in {0, 1, NaN} -> float32 [N, N].
+    """Count the classes for which both images are positive: [N, C] in {0, 1, NaN} -> float32 [N, N].
 
     An unknown label counts as not positive. With `negative`, images without a finding share a class; without it they
-    share nothing, even with themselves.
+    share no class, even with themselves.
     """
     positive = ((with_negative_class(targets) if negative else targets) == 1).float()
     return positive @ positive.T
 
 
 def similar_pairs(targets: Tensor, *, negative: bool) -> tuple[Tensor, Tensor]:
-    """Which pairs share a class, and which certainly share none: [N, C] in {0, 1, NaN} -> two of bool [N, N].
+    """Return which pairs share a class and which certainly do not: [N, C] in {0, 1, NaN} -> two of bool [N, N].
 
-    A pair that may share an unknown label is neither, and so is an image with itself.
+    A pair that may share an unknown label is in neither, nor is an image with itself.
     """
     possible = ((with_negative_class(targets) if negative else targets) != 0).float()
     others = ~torch.eye(len(targets), dtype=torch.bool, device=targets.device)

@@ -1,8 +1,8 @@
 """The normal thorax as two halves: their borders, bones, vessels and chest wall.
 
-Each half is drawn as the patient's left, in coordinates from the midline outwards (u) and from top to bottom (y), both
-in image widths; the right half is mirrored in the end, and is on the image's left. Borders are one-dimensional profiles
-over u or y, so a soft mask is a subtraction and a clip.
+Each half is drawn as if it were the patient's left. u runs from the midline outwards and y from top to bottom, both in
+image widths. At the end the right half is mirrored; it is on the left of the image. Borders are one-dimensional
+profiles over u or y, so a soft mask only takes a subtraction and a clip.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Array = NDArray[np.float32]
 Points = Sequence[tuple[float, float]]
 
 GRID = 288  # rows of the internal picture
-MARGIN = 0.08  # margin on each side, for rotation and shift
+MARGIN = 0.08  # on each side, for rotation and shift
 PIXEL = (1 + 2 * MARGIN) / GRID
 CM = 1 / 40  # an image is about 40 cm wide
 
 Y: Array = ((np.arange(GRID, dtype=np.float32) + 0.5) * PIXEL - MARGIN)[:, None]
 U: Array = ((np.arange(GRID // 2, dtype=np.float32) + 0.5) * PIXEL)[None, :]
-_PEN = 2 / PIXEL  # pen pixels an image width
+_PEN = 2 / PIXEL  # pen pixels per image width
 
 MEDIAL_BORDER = 0.045
 LUNG_TIP = 0.115  # u of the lung's apex
@@ -45,18 +45,19 @@ class Half:
     medial: Array  # u of the lung's inner border
     heart: Array  # u of the border of heart and mediastinum
     diaphragm: Array  # y of the diaphragm
-    lung: Array  # 1 = in front of the lung
+    lung: Array  # 1 = inside the lung
 
     @property
     def hilum(self) -> tuple[float, float]:
-        """(u, y) where the vessels enter; it is higher on the left."""
+        """(u, y) of the point where the vessels enter, which is higher on the left."""
         return 0.085, self.apex + (0.43 if self.side == LEFT else 0.455) * (self.base - self.apex)
 
     def row(self, y: float) -> int:
         return int(np.clip((y + MARGIN) / PIXEL, 0, GRID - 1))
 
     def place(self, zone: str, outwards: float, within: float) -> tuple[float, float]:
-        """(u, y) in a zone of the lung: `outwards` from the heart's border (0) to the wall (1), `within` 0 to 1."""
+        """Return (u, y) in a zone of the lung: `outwards` from the heart (0) to the wall (1), `within` from top to
+        bottom (0 to 1)."""
         low, high = {UPPER: (0.17, 0.34), MIDDLE: (0.38, 0.55), LOWER: (0.60, 0.76)}[zone]
         y = self.apex + (low + (high - low) * within) * (self.base - self.apex)
         row = self.row(y)
@@ -65,7 +66,7 @@ class Half:
 
 
 def halves(phantom: Phantom) -> tuple[Half, Half]:
-    """The patient's right and left half, shaped by habitus, breath, view and the findings that move borders."""
+    """Return the patient's right and left half, shaped by habitus, breath, view and the findings that move borders."""
     anatomy = phantom.anatomy
     emphysema, cardiomegaly = phantom.finding("Emphysema"), phantom.finding("Cardiomegaly")
     inflated = 0.5 + 0.5 * emphysema.severity if emphysema else 0.0
@@ -85,7 +86,7 @@ def halves(phantom: Phantom) -> tuple[Half, Half]:
 
 def _half(phantom: Phantom, side: str, width: float, base: float, dome: float, heart_width: float) -> Half:
     atelectasis = phantom.finding("Atelectasis")
-    # Volume loss: the diaphragm comes up.
+    # Volume loss raises the diaphragm.
     lift = 0.02 + 0.05 * atelectasis.severity if atelectasis and atelectasis.on_side(side) else 0.0
     apex = phantom.anatomy.apex
     lateral, medial = lung_borders(apex, base, width)
@@ -99,7 +100,7 @@ def _half(phantom: Phantom, side: str, width: float, base: float, dome: float, h
 
 
 def lung_borders(apex: float, base: float, width: float, tip: float = LUNG_TIP) -> tuple[Array, Array]:
-    """u of a lung's outer and inner border for each y, f32[GRID, 1]; both are at `tip` at the apex."""
+    """Return u of a lung's outer and inner border for each y, f32[GRID, 1]; at the apex both are `tip`."""
     t = np.clip((Y - apex) / (0.78 * (base - apex)), 0, 1)
     lateral = tip + (width - tip) * (1 - (1 - t) ** 2.3) ** 0.58
     medial = MEDIAL_BORDER + (tip - MEDIAL_BORDER) * (1 - np.clip(t / 0.20, 0, 1)) ** 2.2
@@ -107,7 +108,7 @@ def lung_borders(apex: float, base: float, width: float, tip: float = LUNG_TIP) 
 
 
 def _heart_border(side: str, bottom: float, width: float, knob: float) -> Array:
-    """u of the border of mediastinum and heart; its maximum is `width`, a little above the diaphragm (`bottom`)."""
+    """Return u of the border of mediastinum and heart. It peaks at `width`, just above the diaphragm (`bottom`)."""
     if side == RIGHT:
         points = [(-0.1, 0.06), (0.1, 0.045), (0.24, 0.04), (0.36, 0.05), (bottom - 0.25, 0.06)]
         points += [(bottom - 0.12, width), (bottom - 0.06, width * 0.97), (bottom + 0.03, 0.55 * width)]
@@ -124,25 +125,25 @@ def _heart_border(side: str, bottom: float, width: float, knob: float) -> Array:
 
 
 def soft(distance: Array, width: float = 0.004) -> Array:
-    """0 outside (distance < 0), 1 inside, with an edge of the given width."""
+    """Return 0 outside (distance < 0) and 1 inside, with a soft edge of the given width."""
     return np.asarray(np.clip(distance / width + 0.5, 0, 1), np.float32)
 
 
 def cloud(rng: np.random.Generator, cells: int, shape: tuple[int, int] = (GRID, GRID // 2)) -> Array:
-    """Smooth noise of unit variance at its `cells` x `cells` nodes, f32[shape]."""
+    """Return smooth noise with unit variance at its `cells` x `cells` nodes, f32[shape]."""
     nodes = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
     return np.asarray(nodes.resize((shape[1], shape[0]), Image.Resampling.BICUBIC))
 
 
 class Pen:
-    """Draws lines and shapes on a half, at twice the grid, as a mask in [0, 1]."""
+    """A pen that draws lines and shapes on a half, at twice the grid's resolution, as a mask in [0, 1]."""
 
     def __init__(self) -> None:
         self._image = Image.new("L", (GRID, 2 * GRID))
         self._draw = ImageDraw.Draw(self._image)
 
     def line(self, points: Points, width: float, value: float = 1.0) -> None:
-        """A polyline through (u, y) points, `width` in image widths."""
+        """Draw a polyline through (u, y) points; `width` is in image widths."""
         pixels = max(1, round(width * _PEN))
         self._draw.line([(u * _PEN, (y + MARGIN) * _PEN) for u, y in points], round(255 * value), pixels)
 
@@ -150,7 +151,7 @@ class Pen:
         self._draw.polygon([(u * _PEN, (y + MARGIN) * _PEN) for u, y in points], round(255 * value))
 
     def mask(self, blur: float = 0.0) -> Array:
-        """f32[GRID, GRID/2]; edges are softened over `blur` image widths on either side."""
+        """Return f32[GRID, GRID/2], with edges softened over `blur` image widths on either side."""
         image = self._image.reduce(2)
         if blur:
             image = image.filter(ImageFilter.BoxBlur(blur / PIXEL))
@@ -162,7 +163,7 @@ _VERTEBRA = 0.052  # height including the disc
 
 
 def body(anatomy: Anatomy) -> Array:
-    """Soft tissue of neck, shoulders, trunk and breasts, f32[GRID, GRID/2]: 0 = air, about 0.5 = trunk."""
+    """Return soft tissue of neck, shoulders, trunk and breasts, f32[GRID, GRID/2]: 0 = air, about 0.5 = trunk."""
     side = anatomy.width + 0.03 + anatomy.fat
     ys = (-0.1, -0.03, 0.02, 0.06, 0.11, 0.18, 0.30, 0.42, 0.52, 1.1)
     us = (0.10, 0.11, 0.19, 0.33, 0.46, 0.56, 0.58, side + 0.06, side, side + 0.015)
@@ -173,7 +174,7 @@ def body(anatomy: Anatomy) -> Array:
 
 
 def _breast(anatomy: Anatomy) -> Array:
-    """Denser towards a sharp lower edge."""
+    """Return a breast, denser towards its sharp lower edge."""
     centre_u, centre_y, radius = 0.21, 0.55 + 0.4 * anatomy.fat, 0.16 + 0.3 * anatomy.fat
     r = np.hypot((U - centre_u) / 1.05, Y - centre_y)
     return np.asarray(
@@ -182,7 +183,7 @@ def _breast(anatomy: Anatomy) -> Array:
 
 
 def spine(anatomy: Anatomy) -> Array:
-    """Column of vertebrae: denser end plates, pedicles and spinous processes."""
+    """Return the column of vertebrae, with denser end plates, pedicles and spinous processes."""
     phase = (Y - anatomy.apex) / _VERTEBRA * (2 * math.pi)
     waist = 0.036 + 0.003 * np.cos(phase)
     column = soft(waist - U, 0.012) * (0.62 + 0.38 * np.clip(np.cos(phase) * 1.6 - 0.5, -0.4, 1))
@@ -192,7 +193,7 @@ def spine(anatomy: Anatomy) -> Array:
 
 
 def ribs(half: Half, anatomy: Anatomy) -> Array:
-    """Posterior arcs, and fainter anterior ones, f32[GRID, GRID/2] in [0, 1.5]."""
+    """Return posterior arcs and fainter anterior ones, f32[GRID, GRID/2] in [0, 1.5]."""
     number = np.arange(_RIBS)[:, None]
     start = half.apex - 0.005 + number * anatomy.ribs
     end = start + anatomy.rib_slope * (0.028 + 0.017 * number)
@@ -208,7 +209,7 @@ def ribs(half: Half, anatomy: Anatomy) -> Array:
         arc = _points(posterior_u[i], posterior_y[i])
         back.line(arc, 0.018)
         back.line(arc, 0.008, 0.7)  # marrow is less dense than cortex
-        if i < _RIBS - 3:  # the lowest reach the front below the picture
+        if i < _RIBS - 3:  # the lowest ribs reach the front below the picture
             front.line(_points(anterior_u[i], anterior_y[i]), 0.020)
     return back.mask(0.004) + 0.5 * front.mask(0.007)
 
@@ -218,7 +219,7 @@ def _points(us: NDArray[np.floating], ys: NDArray[np.floating]) -> Points:
 
 
 def shoulder(half: Half, view: str) -> Array:
-    """Clavicle, scapula and the head of the humerus; in AP views the scapula lies over the lung."""
+    """Return the clavicle, the scapula and the head of the humerus. In AP views the scapula overlaps the lung."""
     y = half.apex + (0.055 if view == "PA" else 0.02)
     pen = Pen()
     t = np.linspace(0, 1, 12)
@@ -239,7 +240,7 @@ def shoulder(half: Half, view: str) -> Array:
 
 
 def vessels(half: Half, seed: int) -> Array:
-    """A tree from the hilum that halves its calibre on its way out, f32[GRID, GRID/2] in [0, 1]."""
+    """Return a tree of vessels that grows from the hilum and thins at each fork, f32[GRID, GRID/2] in [0, 1]."""
     rng = np.random.default_rng([seed, half.side == LEFT])
     pen = Pen()
     u, y = half.hilum
@@ -261,7 +262,7 @@ def vessels(half: Half, seed: int) -> Array:
 
 
 def airways(half: Half) -> Array:
-    """Half of the trachea, and the main bronchus of this side: 1 = air."""
+    """Return half of the trachea and the main bronchus of this side: 1 = air."""
     carina = half.apex + 0.36 * (half.base - half.apex)
     pen = Pen()
     pen.line([(0.0, -MARGIN), (0.0, carina)], 0.034)
@@ -271,7 +272,7 @@ def airways(half: Half) -> Array:
 
 
 def stomach(half: Half, radius: float) -> Array:
-    """The gas bubble under the dome of the left half, with a fluid level below: 1 = gas."""
+    """Return the gas bubble under the left dome of the diaphragm, with a fluid level below: 1 = gas."""
     u = 0.45 * half.width
     top = float(half.diaphragm[0, int(u / PIXEL)]) + 0.018
     centre = top + radius * 0.8

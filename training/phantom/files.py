@@ -1,4 +1,4 @@
-"""Phantoms as files: PNG or DICOM images, drawn by several processes, and the manifest that names them."""
+"""Phantoms as files: PNG or DICOM images, drawn in several processes, and their manifest."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cbmir.training.splits import assign_splits
 
 _SUFFIXES = {"png": ".png", "dicom": ".dcm"}
 _MIN_SIZE = 64
-_WORTH_A_PROCESS = 100  # images; fewer are done before another process has started
+_WORTH_A_PROCESS = 100  # images; fewer are drawn before another process has started
 
-# Stored values of black and white; PS3.3, C.11.2.1.2 gives the window that maps these to the display's ends.
+# Stored values of black and white, and the window that maps them to the ends of the display (PS3.3, C.11.2.1.2).
 _LOW, _HIGH = 200, 3800
 _WINDOW_CENTER, _WINDOW_WIDTH = (_LOW + _HIGH) / 2 + 0.5, _HIGH - _LOW + 1
 
@@ -40,10 +40,10 @@ _WINDOW_CENTER, _WINDOW_WIDTH = (_LOW + _HIGH) / 2 + 0.5, _HIGH - _LOW + 1
 def generate(
     folder: Path, *, count: int, seed: int = 0, image_format: str = "png", size: int = 512, progress: bool = True
 ) -> Path:
-    """Draw phantoms into `folder/images`, and write their manifest.csv. Splits are by patient, 70:10:20.
+    """Draw phantoms into `folder/images` and write `folder/manifest.csv`. Splits are by patient, 70:10:20.
 
-    The n-th image depends on `seed` and `size` only, not on `count` or on the number of processes; the same arguments
-    write the same bytes again.
+    The n-th image depends only on `seed` and `size`, not on `count` or the number of processes. The same arguments
+    always write the same bytes.
 
     Args:
         image_format: png (8 bit) or dicom (12 bit, CR).
@@ -54,7 +54,7 @@ def generate(
 
     Raises:
         UserError: An argument is out of range.
-        SplitError: The images have fewer than three patients.
+        SplitError: The images are of fewer than three patients.
     """
     if count < 1 or size < _MIN_SIZE or image_format not in _SUFFIXES:
         raise UserError(
@@ -73,7 +73,7 @@ def generate(
         written: Iterable[None] = map(write, phantoms, paths, inverted)
         processes = min(os.cpu_count() or 1, count // _WORTH_A_PROCESS)
         if processes > 1:
-            # Spawned, not forked: a fork would break threads of the caller (torch, BLAS).
+            # Spawned, not forked: a fork would break the caller's threads (torch, BLAS).
             pool = ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn"))
             written = stack.enter_context(pool).map(write, phantoms, paths, inverted, chunksize=16)
         for _ in tqdm(written, total=count, desc="phantoms", unit="image", disable=None if progress else True):
@@ -94,17 +94,17 @@ def generate(
 def _write(size: int, seed: int, phantom: Phantom, path: Path, inverted: bool) -> None:
     with replacing(path) as temporary:
         if path.suffix == ".png":
-            # Noise has no repetitions: Huffman coding alone gives the same size, in a third of the time.
+            # Noise has no repetitions, so Huffman coding alone gives the same size in a third of the time.
             Image.fromarray(draw(phantom, size)).save(temporary, format="PNG", compress_type=zlib.Z_HUFFMAN_ONLY)
         else:
             write_dicom(temporary, render(phantom, size), phantom, seed=seed, inverted=inverted)
 
 
 def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverted: bool) -> None:
-    """Write `grey` (f32[H, W] in [0, 1], air dark) as MONOCHROME2, or as MONOCHROME1 when `inverted`.
+    """Write `grey` (f32[H, W] in [0, 1], air dark) as MONOCHROME2, or as MONOCHROME1 if `inverted`.
 
-    The file depends only on the phantom and the seed, including UIDs (PS3.5, B.2: 2.25 and an integer). Raises
-    MissingDependencyError without pydicom.
+    The file depends only on the arguments: UIDs are derived from phantom and seed (PS3.5, B.2: 2.25 and an integer).
+    Raises MissingDependencyError without pydicom.
     """
     pydicom = require("pydicom", "dicom")
     stored = np.rint(_LOW + (_HIGH - _LOW) * (1 - grey if inverted else grey)).astype("<u2")
@@ -146,7 +146,7 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
 
 
 def study_date(phantom: Phantom) -> date:
-    """The date of a phantom's study, in its file and in the manifest: a patient's studies are 90 days apart."""
+    """Return the date of a phantom's study for its file and the manifest; a patient's studies are 90 days apart."""
     return date(2020, 1, 1) + timedelta(days=90 * phantom.study)
 
 
@@ -156,5 +156,5 @@ def _uid(seed: int, study: str, kind: str) -> str:
 
 
 def study_id(phantom: Phantom) -> str:
-    """The id of a phantom's study, in its file's name, its header and the manifest."""
+    """Return the id of a phantom's study for its file's name and header and the manifest."""
     return f"{phantom.patient_id}-{phantom.study}"

@@ -1,7 +1,7 @@
 """Findings in their usual places. Those that only move a border (a wide heart, a flat diaphragm) are in `anatomy`.
 
 Each function changes the layers of one half: `opacity` is added to the picture, `air` and `vessels` scale those of the
-normal lung. Exposure and noise come later.
+normal lung. Exposure and noise are applied later.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def paint(findings: tuple[PhantomFinding, ...], half: Half) -> Layers:
 
 
 def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Fluid fills the pleural space from below; its upper border climbs along the wall (the meniscus)."""
+    """Fluid that fills the pleural space from below; its upper border climbs along the wall (meniscus)."""
     height = 0.075 + 0.30 * finding.severity
     climb = (0.05 + 0.05 * finding.severity) * np.exp(-(half.lateral - U) / (0.05 + 0.04 * finding.severity))
     fluid = half.lung * soft(Y - (half.base - height - climb), 0.022)
@@ -43,7 +43,7 @@ def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.rando
 
 
 def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Air between the wall and a collapsed lung, most at the apex; the pleura shows as a line."""
+    """Air between the wall and a collapsed lung, mostly at the apex; the pleura is visible as a line."""
     gap = 0.03 + 0.10 * finding.severity
     apex = half.apex + 0.04 + 0.15 * finding.severity
     lateral, medial = lung_borders(apex, half.base, half.width - gap, tip=LUNG_TIP - 0.2 * gap)
@@ -62,7 +62,7 @@ def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.r
 
 
 def _consolidation(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A patch of filled alveoli, cut off at a fissure, with bronchi that still hold air."""
+    """A patch of filled alveoli that ends at a fissure, with bronchi that still contain air."""
     u, y = half.place(finding.zone, rng.uniform(0.3, 0.6), rng.uniform(0.3, 0.8))
     radius = 0.085 + 0.055 * finding.severity
     r = np.hypot(U - u, (Y - y) * rng.uniform(0.9, 1.3)) / radius
@@ -107,14 +107,14 @@ def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.ra
 
 
 def _spot(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A nodule or mass: round, of `finding.diameter_cm`, with a border that wobbles by a share of its radius."""
+    """A nodule or mass: round, of diameter `finding.diameter_cm`, with a slightly irregular border."""
     density, wobble = (0.29, 0.04) if finding.label == "Nodule" else (0.31, 0.14)
     radius = finding.diameter_cm * CM / 2
     u, y = half.place(finding.zone, rng.uniform(0.35, 0.7), rng.uniform(0, 1))
     angle = np.arctan2(Y - y, U - u)
     border = radius * (1 + wobble * sum(np.sin(n * angle + rng.uniform(0, 6.28)) / n for n in (2, 3, 4)))
     r = np.hypot(U - u, Y - y)
-    # A ball: the path through it is longest at its centre.
+    # The path through a ball is longest at its centre.
     spot = soft(border - r, 0.016) * np.sqrt(np.clip(1.1 - 0.75 * (r / border) ** 2, 0, 1))
     layers.opacity += density * spot * half.lung
     layers.vessels *= 1 - spot

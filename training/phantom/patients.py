@@ -1,7 +1,7 @@
-"""Patients, their images and their findings: only descriptions, thousands per second.
+"""Descriptions of patients, their studies and their findings, generated without drawing at thousands per second.
 
-Findings depend on each other through one table, a noisy-or network (Pearl 1988): a finding is present if its own cause
-or the cause of one of its present parents acts, `P = 1 - (1 - alone) * prod(1 - given[parent])`.
+Findings depend on each other through a noisy-or network (Pearl 1988), the table `CAUSES`. A finding is present if its
+own cause acts or that of a parent that is present: `P = 1 - (1 - alone) * prod(1 - given[parent])`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UPPER, MIDDLE, LOWER = "upper", "middle", "lower"
 
 @dataclass(frozen=True)
 class Cause:
-    """How a finding arises: its own probability, added probabilities given others, and whether it is chronic."""
+    """The cause of a finding: its own probability, added ones given other findings, and whether it is chronic."""
 
     label: str
     alone: float
@@ -31,8 +31,8 @@ class Cause:
     zones: tuple[str, ...] = ("",)
 
 
-# Parents come before their children, and chronic findings before acute ones: then drawing the acute ones again, given
-# the chronic, keeps every prevalence for any number of studies.
+# Parents come before their children, and chronic findings before acute ones, so that redrawing the acute ones given the
+# chronic ones keeps every prevalence for any number of studies.
 CAUSES = (
     Cause("Cardiomegaly", 0.125, chronic=True, sides=(BOTH,)),
     Cause("Emphysema", 0.085, chronic=True, sides=(BOTH,)),
@@ -49,8 +49,8 @@ CAUSES = (
 #: The findings that phantoms show, in the order of NIH ChestX-ray14.
 PHANTOM_LABELS = tuple(name for name in NIH_14 if name in {cause.label for cause in CAUSES})
 
-# finding -> (another, is it on the same side?): fluid compresses the lung beside it, air and fluid in one pleural space
-# would be another finding, and a mass would hide a nodule.
+# Finding -> (other finding, whether it is on the same side). Fluid compresses the lung beside it, air and fluid in the
+# same pleural space would be another finding, and a mass would hide a nodule.
 _BESIDE = {"Atelectasis": ("Effusion", True), "Pneumothorax": ("Effusion", False), "Nodule": ("Mass", False)}
 _OTHER = {RIGHT: LEFT, LEFT: RIGHT}
 
@@ -60,7 +60,7 @@ _ACUTE_STAYS = 0.6  # probability that acute findings are still present in the n
 
 @dataclass(frozen=True)
 class PhantomFinding:
-    """One finding. `severity` in [0, 1]; `seed` fixes place and shape over the studies."""
+    """One finding. `severity` is in [0, 1]; `seed` keeps position and shape the same in every study."""
 
     label: str
     side: str
@@ -74,7 +74,7 @@ class PhantomFinding:
 
     @property
     def diameter_cm(self) -> float:
-        """Diameter of a nodule (at most 3 cm) or a mass (more than 3 cm). KeyError for other findings."""
+        """Diameter of a nodule (at most 3 cm) or a mass (more than 3 cm). Raises KeyError for other findings."""
         low, high = {"Nodule": (1.7, 2.9), "Mass": (3.6, 7.0)}[self.label]
         return low + (high - low) * self.severity
 
@@ -84,12 +84,12 @@ Findings = tuple[PhantomFinding, ...]
 
 @dataclass(frozen=True)
 class Anatomy:
-    """The constants of a patient. Lengths in image widths (about 40 cm)."""
+    """The anatomy of a patient, the same in every study. Lengths are in image widths (about 40 cm)."""
 
     width: float  # of the widest lung, from the midline
     asymmetry: float  # right half minus left half
-    apex: float  # height of the lung tips, from the upper edge
-    base: float  # height of the right costophrenic angle
+    apex: float  # y of the lung tips, from the upper edge
+    base: float  # y of the right costophrenic angle
     dome: float  # rise of the diaphragm above the angle
     heart_ratio: float  # cardiothoracic ratio without disease, < 0.48
     aortic_knob: float
@@ -104,7 +104,7 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Phantom:
-    """The full description of a synthetic radiograph: `draw` adds nothing."""
+    """The complete description of a synthetic radiograph; `draw` needs nothing else."""
 
     patient_id: str
     study: int
@@ -134,13 +134,13 @@ class Phantom:
 
 
 def describe(count: int, seed: int = 0) -> Iterator[Phantom]:
-    """The first `count` phantoms of a seed, patient by patient; the n-th is the same for every count."""
+    """Return the first `count` phantoms of a seed, patient by patient; the n-th is the same for every count."""
     patients = (describe_patient(seed, patient) for patient in itertools.count())
     return itertools.islice(itertools.chain.from_iterable(patients), count)
 
 
 def describe_patient(seed: int, patient: int) -> tuple[Phantom, ...]:
-    """All studies of one patient (1 to 5), in order of time: one anatomy, findings that develop."""
+    """Return all studies of one patient (1 to 5) in chronological order: one anatomy, and findings that develop."""
     rng = np.random.default_rng([seed, patient])
     anatomy = _anatomy(rng)
     findings: Findings = ()
@@ -195,7 +195,7 @@ def _study(rng: np.random.Generator, patient_id: str, study: int, anatomy: Anato
 
 
 def _sample(rng: np.random.Generator, causes: Iterable[Cause], known: Findings) -> Findings:
-    """Draw the causes from top to bottom, given the known ones."""
+    """Draw findings from the causes, in order, given the known findings."""
     present = {finding.label: finding for finding in known}
     for cause in causes:
         absent = 1 - cause.alone
@@ -215,7 +215,7 @@ def _new_finding(rng: np.random.Generator, cause: Cause, present: Mapping[str, P
 
 
 def _develop(rng: np.random.Generator, before: Findings) -> Findings:
-    """The findings of the next study: chronic ones stay; acute ones all stay, or all are drawn again."""
+    """Return the findings of the next study: chronic ones stay; acute ones all stay, or are all drawn again."""
     chronic = tuple(finding for finding in before if _CAUSE[finding.label].chronic)
     after = before if rng.random() < _ACUTE_STAYS else _sample(rng, _ACUTE, chronic)
     known = {finding.label: finding for finding in before}

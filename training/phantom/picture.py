@@ -15,7 +15,7 @@ from cbmir.training.phantom.findings import paint
 from cbmir.training.phantom.patients import LEFT, Phantom
 
 _QUANTILES: Array = np.array([NormalDist().inv_cdf((i + 0.5) / 256) for i in range(256)], np.float32)
-# Strokes of the markers, in a box of about 2.4 x 4.
+# Strokes of the marker letters, in a box of about 2.4 x 4.
 _LETTERS: dict[str, tuple[tuple[float, float], ...]] = {
     "L": ((0, 0), (0, 4), (2.4, 4)),
     "R": ((0, 4), (0, 0), (2.0, 0), (2.4, 0.9), (2.0, 1.9), (0, 2), (1.0, 2), (2.5, 4)),
@@ -23,12 +23,12 @@ _LETTERS: dict[str, tuple[tuple[float, float], ...]] = {
 
 
 def draw(phantom: Phantom, size: int = 512) -> NDArray[np.uint8]:
-    """The radiograph as uint8[size, size], air dark and bone bright (MONOCHROME2)."""
+    """Return the radiograph as uint8[size, size], with dark air and bright bones (MONOCHROME2)."""
     return np.rint(render(phantom, size) * 255).astype(np.uint8)
 
 
 def render(phantom: Phantom, size: int) -> Array:
-    """The radiograph as f32[size, size] in [0, 1], the patient's right at the image's left."""
+    """Return the radiograph as f32[size, size] in [0, 1]; the patient's right is on the left of the image."""
     rng = np.random.default_rng(phantom.seed)
     body, spine = thorax.body(phantom.anatomy), thorax.spine(phantom.anatomy)
     right, left = (_half(phantom, half, body, spine) for half in halves(phantom))
@@ -48,7 +48,7 @@ def render(phantom: Phantom, size: int) -> Array:
 
 
 def _half(phantom: Phantom, half: Half, body: Array, spine: Array) -> Array:
-    """Attenuation of one half before exposure, f32[GRID, GRID/2]."""
+    """Return the attenuation of one half before exposure, f32[GRID, GRID/2]."""
     anatomy = phantom.anatomy
     rng = np.random.default_rng([anatomy.seed, 2, half.side == LEFT])
     layers = paint(phantom.findings, half)
@@ -69,13 +69,14 @@ def _half(phantom: Phantom, half: Half, body: Array, spine: Array) -> Array:
     bones = 0.13 * thorax.ribs(half, anatomy) * soft(half.lateral + 0.016 - U, 0.01) * (1 - 0.6 * abdomen)
     bones += 0.15 * thorax.shoulder(half, phantom.view) * np.clip(4 * body, 0, 1) + spine
     picture += anatomy.bone * bones
-    # Water beside water is invisible: an opacity shows only against air.
+    # Water next to water is invisible: an opacity shows only against air.
     picture += layers.opacity * (1 - 0.6 * heart) * (0.3 + 0.7 * np.minimum(layers.air, 1))
     return picture
 
 
 def _white_noise(rng: np.random.Generator, size: int) -> Array:
-    """f32[size, size] of unit variance: 256 quantiles of the normal distribution, far cheaper than exact values."""
+    """Return f32[size, size] of unit variance, from 256 quantiles of the normal distribution: much faster than exact
+    values."""
     return _QUANTILES[np.frombuffer(rng.bytes(size * size), np.uint8)].reshape(size, size)
 
 
@@ -83,7 +84,7 @@ def _posed(phantom: Phantom, picture: Array, size: int) -> Array:
     """Rotate, shift, scale and enlarge in one step, f32[size, size]."""
     angle = math.radians(phantom.rotation)
     cos, sin = phantom.scale * math.cos(angle), phantom.scale * math.sin(angle)
-    step = 1 / (size * PIXEL)  # grid pixels an output pixel
+    step = 1 / (size * PIXEL)  # grid pixels per output pixel
     centre_x, centre_y = ((0.5 + MARGIN + shift) / PIXEL for shift in phantom.shift)
     a, b, d, e = cos * step, -sin * step, sin * step, cos * step
     half = size / 2
@@ -93,7 +94,7 @@ def _posed(phantom: Phantom, picture: Array, size: int) -> Array:
 
 
 def _add_marker(phantom: Phantom, grey: Array) -> None:
-    """A lead letter in the upper corner of the patient's side that it names."""
+    """Draw a lead letter in the upper corner of the side that it names (of the patient)."""
     if not phantom.marker:
         return
     size = grey.shape[0]

@@ -1,4 +1,4 @@
-"""A short report for each phantom, in the words of radiologists; sides are the patient's."""
+"""A short report for each phantom, worded like a radiologist's; sides are the patient's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cbmir.training.phantom.patients import BOTH, UPPER, Phantom, PhantomFinding
 
 NORMAL = "No acute cardiopulmonary abnormality."
 
-# Sentences for FINDINGS, in equivalent wordings, and words for IMPRESSION.
+# Equivalent sentences for FINDINGS, and phrases for IMPRESSION.
 _SENTENCES: dict[str, tuple[str, ...]] = {
     "Atelectasis": ("{Degree} atelectasis at the {side} base with a raised hemidiaphragm.",
                     "Plate-like opacities of {degree} {side} lower zone atelectasis, with volume loss."),
@@ -48,7 +48,7 @@ _CLEAR = (
 
 
 def report(phantom: Phantom) -> str:
-    """`FINDINGS: … IMPRESSION: …`; it names exactly the findings that are present."""
+    """Return `FINDINGS: … IMPRESSION: …`, which names exactly the findings that are present."""
     rng = np.random.default_rng([phantom.seed, 1])
     if not phantom.findings:
         return f"FINDINGS: {rng.choice(_CLEAR)} IMPRESSION: {NORMAL}"

@@ -1,8 +1,8 @@
-"""Trains the check of the picture, chooses its thresholds, measures it and writes the runtime's file.
+"""Train the picture check, choose its thresholds, measure it and write the runtime's file.
 
     python -m cbmir.training.picture_check manifest.csv -o picture_check.npz
 
-Chests are the frontal images of a manifest, and phantoms; every other kind is made from them, or drawn. The network
+Chests are the frontal images of a manifest and phantoms; every other kind is made from them or drawn. The network
 learns from the training split, the thresholds come from the validation split, and the table from the test split.
 """
 
@@ -29,11 +29,11 @@ from cbmir.training.picture_check.network import exported, fit, grey, save
 from cbmir.training.picture_check.views import Views, stored
 
 Pixels = NDArray[np.uint8]
-#: The number of each for training, and for measurement.
+#: Numbers of images for training and for measurement.
 _PHANTOMS, _IMPOSTORS = (400, 100), (2000, 400)
-#: The drawings that are measured.
+#: Seeds of the impostors for measurement.
 IMPOSTORS = range(_IMPOSTORS[0], sum(_IMPOSTORS))
-#: For each kind, the largest share of views of the validation split's chests that may be taken for it.
+#: For each kind, the largest share of false alarms on views of the validation split's chests.
 _SHARES = {"other": 1e-3, "part": 1e-3, "inverted": 1e-3, "turned 1": 1e-3, "turned 2": 1e-3, "turned 3": 1e-3,
            "mirrored": 2e-3}  # fmt: skip
 _VIEWS = 20
@@ -53,7 +53,7 @@ def _cropped(pixels: Pixels) -> Pixels:
     return pixels[height // 10 : -(height // 10), width // 10 : -(width // 10)]
 
 
-#: A change to a chest, and the kind that should be reported.
+#: Name of a change to a chest -> the change, and the kind that should be reported (empty for no warning).
 CHANGES: dict[str, tuple[Callable[[Pixels], Pixels], str]] = {
     "as they are": (lambda pixels: pixels, ""),
     "darkened (gamma 1.5)": (lambda pixels: (255 * (pixels / 255) ** 1.5).astype(np.uint8), ""),
@@ -76,13 +76,13 @@ CHANGES: dict[str, tuple[Callable[[Pixels], Pixels], str]] = {
 @click.option("--steps", default=1500, show_default=True)
 @click.option("--seed", default=0, show_default=True)
 def main(manifest: Path, output: Path, steps: int, seed: int) -> None:
-    torch.set_num_threads(1)  # sums over threads depend on their number
+    torch.set_num_threads(1)  # sums depend on the number of threads
     rows = [row for row in read_manifest(manifest) if row.view != "LATERAL"]
     parts = [[n for n, row in enumerate(rows) if row.split == split] for split in ("train", "val", "test")]
     if not all(parts):
         raise ManifestError(f"{manifest}: expected frontal images in the splits train, val and test")
     chests = [read_image(row.image).pixels for row in rows]
-    phantoms = [draw(phantom, 256) for phantom in describe(sum(_PHANTOMS), seed + 11)]  # not those of a demo
+    phantoms = [draw(phantom, 256) for phantom in describe(sum(_PHANTOMS), seed + 11)]  # not the demo's phantoms
     impostors = [impostor(number) for number in range(sum(_IMPOSTORS))]
     images = np.stack([stored(pixels) for pixels in (*chests, *phantoms, *impostors)])
     train, val, test = (torch.tensor(part) for part in parts)
@@ -107,7 +107,7 @@ def main(manifest: Path, output: Path, steps: int, seed: int) -> None:
 
 
 def thresholds_of(check: PictureCheck, views: Views, rows: torch.Tensor) -> dict[str, float]:
-    """By kind, the score that at most its share of these chests' views exceeds, but at least 0."""
+    """Return, for each kind, the score that at most its share of these chests' views exceeds, but at least 0."""
     seen = torch.cat([views.whole(rows) for _ in range(_VIEWS)])
     scores = check.scores(grey(seen))
     limits = {kind: float(np.quantile(scores[kind], 1 - share, method="higher")) for kind, share in _SHARES.items()}
@@ -117,7 +117,7 @@ def thresholds_of(check: PictureCheck, views: Views, rows: torch.Tensor) -> dict
 def _measured(
     check: PictureCheck, chests: list[Pixels], phantoms: list[Pixels], impostors: list[Pixels]
 ) -> dict[str, tuple[int, str, int, int]]:
-    """By name of some pictures: their number, the expected kind, how often it is reported, and how often any is."""
+    """Return, for each set of pictures: size, expected kind, how often it is reported, and how often any kind is."""
     sets = {f"{what} {name}": ([change(one) for one in of], kind) for name, (change, kind) in CHANGES.items()
             for what, of in (("chests", chests), ("phantoms", phantoms))}  # fmt: skip
     for number, impostor_of in enumerate(KINDS):
@@ -131,7 +131,7 @@ def _measured(
 
 
 def scores_of(check: PictureCheck, pictures: Iterable[Pixels]) -> list[dict[str, float]]:
-    """Each picture's scores, uint8 [H, W] each."""
+    """Return the scores of each picture, uint8 [H, W]."""
     thumbnails = np.stack([thumbnail(Radiograph(np.ascontiguousarray(pixels), "", "")) for pixels in pictures])
     scores = check.scores(thumbnails)
     return [{kind: float(of[n]) for kind, of in scores.items()} for n in range(len(thumbnails))]
@@ -143,7 +143,7 @@ def _rate(count: int, of: int) -> str:
 
 
 def wilson(count: int, of: int) -> tuple[float, float]:
-    """The 95% interval of a rate (Wilson 1927)."""
+    """Return the 95% interval of a rate (Wilson 1927)."""
     z, rate = 1.959964, count / of
     centre, half = rate + z * z / (2 * of), z * math.sqrt(rate * (1 - rate) / of + z * z / (4 * of * of))
     return (centre - half) / (1 + z * z / of), (centre + half) / (1 + z * z / of)

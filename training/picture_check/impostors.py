@@ -18,7 +18,7 @@ Grey = NDArray[np.uint8]
 
 
 def impostor(seed: int, size: int = 128) -> Grey:
-    """A picture, uint8 [size, size], that is not a chest X-ray. Equal seeds draw equal pictures, of `KINDS` in turn."""
+    """Draw a picture, uint8 [size, size], that is not a chest X-ray. The seed determines it; `KINDS` take turns."""
     rng = np.random.default_rng([seed, 7])
     picture = KINDS[seed % len(KINDS)](rng, size)
     if rng.random() < 0.3:
@@ -27,7 +27,7 @@ def impostor(seed: int, size: int = 128) -> Grey:
 
 
 def text(rng: np.random.Generator, size: int) -> Image.Image:
-    """A page or part of one: lines of words, dark on bright or bright on dark."""
+    """Draw a page or part of one: lines of words, dark on bright or bright on dark."""
     paper, ink = _apart(rng)
     page = Image.new("L", (size, size), paper)
     pen = ImageDraw.Draw(page)
@@ -42,7 +42,7 @@ def text(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def drawing(rng: np.random.Generator, size: int) -> Image.Image:
-    """Shapes and strokes, filled or not: diagrams, cartoons, test patterns."""
+    """Draw shapes and strokes, filled or not: diagrams, cartoons, test patterns."""
     page = Image.new("L", (size, size), int(rng.integers(256)))
     pen = ImageDraw.Draw(page)
     for _ in range(int(rng.integers(1, 16))):
@@ -66,7 +66,7 @@ def drawing(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def pattern(rng: np.random.Generator, size: int) -> Image.Image:
-    """Bars, checks, rings or a ramp, at any angle."""
+    """Draw bars, checks, rings or a ramp, at any angle."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     angle, frequency, phase = rng.uniform(0, math.pi), math.exp(rng.uniform(0, 3.4)), rng.uniform(0, 1)
     u, v = x * math.cos(angle) + y * math.sin(angle), y * math.cos(angle) - x * math.sin(angle)
@@ -80,7 +80,7 @@ def pattern(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def cloud(rng: np.random.Generator, size: int) -> Image.Image:
-    """Noise whose power falls with frequency by any exponent, from snow to clouds."""
+    """Draw noise whose power falls with frequency by a random exponent, from snow to clouds."""
     frequency = np.hypot(*np.meshgrid(np.fft.fftfreq(size), np.fft.rfftfreq(size), indexing="ij"))
     frequency[0, 0] = 1
     spectrum = np.fft.rfft2(rng.normal(size=(size, size))) / frequency ** rng.uniform(0, 2.2)
@@ -89,7 +89,7 @@ def cloud(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def leaves(rng: np.random.Generator, size: int) -> Image.Image:
-    """Shaded objects of all sizes that cover each other (dead leaves), with the statistics of photographs."""
+    """Draw overlapping shaded objects of all sizes ("dead leaves"), which have the statistics of photographs."""
     page = Image.new("L", (size, size))
     for _ in range(int(rng.integers(20, 200))):
         radius = size * min(0.6, 0.03 * rng.pareto(1.3) + 0.03)
@@ -108,7 +108,7 @@ def leaves(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def limb(rng: np.random.Generator, size: int) -> Image.Image:
-    """Bones in soft tissue on air: one to five tubes with a bright rim, jointed, as in a hand, knee, elbow or hip."""
+    """Draw bones in soft tissue on air: one to five jointed tubes with bright rims, as in a hand, knee or hip."""
     y, x = np.mgrid[:size, :size] / size
     tissue, bone = np.zeros((size, size)), np.zeros((size, size))
     count = int(rng.integers(1, 6))
@@ -138,14 +138,14 @@ def limb(rng: np.random.Generator, size: int) -> Image.Image:
 
 
 def photograph(rng: np.random.Generator, size: int) -> Image.Image:
-    """A part of one of scikit-learn's photographs, grey."""
+    """Cut a part out of one of scikit-learn's photographs, in grey."""
     whole = _photographs()[int(rng.integers(2))]
     side = int(rng.uniform(0.15, 1) * min(whole.size))
     left, top = (int(rng.integers(0, length - side + 1)) for length in whole.size)
     return whole.resize((size, size), Image.Resampling.BILINEAR, (left, top, left + side, top + side))
 
 
-#: Limbs and leaves come twice, since they are the hardest.
+#: Limbs and leaves are listed twice, since they are the hardest.
 KINDS: tuple[Callable[[np.random.Generator, int], Image.Image], ...] = (
     text, drawing, pattern, cloud, leaves, limb, photograph, limb, leaves,
 )  # fmt: skip
@@ -159,13 +159,13 @@ def _photographs() -> tuple[Image.Image, ...]:
 
 
 def _apart(rng: np.random.Generator) -> tuple[int, int]:
-    """Two very different grey values."""
+    """Return two very different grey values."""
     dark, bright = int(rng.integers(0, 90)), int(rng.integers(165, 256))
     return (dark, bright) if rng.random() < 0.5 else (bright, dark)
 
 
 def _shade(rng: np.random.Generator, size: int) -> Image.Image:
-    """A grey ramp in any direction."""
+    """Draw a grey ramp in any direction."""
     y, x = np.mgrid[:size, :size] / size - 0.5
     angle = rng.uniform(0, 2 * math.pi)
     ramp = rng.uniform(0, 255) + rng.uniform(0, 150) * (x * math.cos(angle) + y * math.sin(angle))
@@ -175,7 +175,7 @@ def _shade(rng: np.random.Generator, size: int) -> Image.Image:
 def _picture(
     values: NDArray[np.float64], rng: np.random.Generator, low: float | None = None, high: float | None = None
 ) -> Image.Image:
-    """Values as grey between two of them, by default between percentiles."""
+    """Map values to grey, from `low` to `high`, by default two random percentiles."""
     if low is None or high is None:
         low, high = np.percentile(values, [rng.uniform(0, 10), rng.uniform(90, 100)])
     grey = np.clip((values - low) / max(high - low, 1e-6), 0, 1) ** math.exp(rng.uniform(-0.5, 0.5))
@@ -189,7 +189,7 @@ def _unit(angle: float) -> NDArray[np.float64]:
 def _to_segment(
     x: NDArray[np.float64], y: NDArray[np.float64], start: NDArray[np.float64], end: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Distance of each point to a segment, and how far along it the nearest point is, 0 to 1."""
+    """Return the distance of each point to a segment, and how far along it the nearest point is, 0 to 1."""
     dx, dy = end - start
     along = np.clip(((x - start[0]) * dx + (y - start[1]) * dy) / (dx * dx + dy * dy), 0, 1)
     return np.hypot(x - start[0] - along * dx, y - start[1] - along * dy), along

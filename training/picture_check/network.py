@@ -1,4 +1,4 @@
-"""The small network that checks a picture: its training, and its export to the runtime's file."""
+"""The small network of the picture check: its training, and its export to the runtime's file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbmir.training.picture_check.views import OTHER, Views, changed
 WIDTHS = (12, 24, 48, 96)
 CHESTS, PARTS, OTHERS = 64, 12, 20  # images per batch
 _RATE = 3e-3
-_KEPT = np.float16  # of numbers in the file
+_KEPT = np.float16  # type of the numbers in the file
 
 
 def untrained() -> nn.Sequential:
@@ -34,7 +34,7 @@ def untrained() -> nn.Sequential:
 
 
 def fit(images: NDArray[np.uint8], chests: Tensor, others: Tensor, *, steps: int, seed: int) -> nn.Sequential:
-    """Train on images uint8 [N, STORED, STORED], of which `chests` and `others` are rows."""
+    """Train on images uint8 [N, STORED, STORED]; `chests` and `others` are row numbers."""
     torch.manual_seed(seed)
     views, model = Views(images, seed), untrained()
     optimiser = torch.optim.AdamW(model.parameters(), _RATE, weight_decay=0.05)
@@ -49,7 +49,7 @@ def fit(images: NDArray[np.uint8], chests: Tensor, others: Tensor, *, steps: int
 
 
 def _loss(model: nn.Sequential, views: Views, chests: Tensor, others: Tensor) -> Tensor:
-    """Cross-entropies: the kind of picture, and for chests whether it was inverted, turned and mirrored."""
+    """Return the sum of cross-entropies: kind of picture, and for chests whether it is inverted, turned or mirrored."""
     n = CHESTS + PARTS + OTHERS
     inverted, turned, mirrored = views.chance(n, 0.4), views.quarter_turns(n, 0.5), views.chance(n, 0.5)
     view = torch.cat([
@@ -69,21 +69,21 @@ def _loss(model: nn.Sequential, views: Views, chests: Tensor, others: Tensor) ->
 
 
 def standard(view: Tensor) -> Tensor:
-    """Views [n, 1, SIDE, SIDE] as the network takes them."""
+    """Convert views [n, 1, SIDE, SIDE] to the network's input."""
     return torch.from_numpy(standardised(grey(view)))[:, None]
 
 
 def grey(view: Tensor) -> NDArray[np.uint8]:
-    """Views [n, 1, SIDE, SIDE] in whole grey levels, as in thumbnails [n, SIDE, SIDE]."""
+    """Round views [n, 1, SIDE, SIDE] to grey levels, as in thumbnails [n, SIDE, SIDE]."""
     levels: NDArray[np.uint8] = (255 * view).round().to(torch.uint8)[:, 0].numpy()
     return levels
 
 
 def exported(model: nn.Sequential, about: Mapping[str, Any]) -> PictureCheck:
-    """The runtime's form of the check: each BatchNorm folded into its convolution, numbers in the file's precision.
+    """Return the check in the runtime's form: BatchNorms folded into convolutions, numbers in the file's precision.
 
     Args:
-        about: What the file keeps besides the numbers, including `thresholds`.
+        about: Metadata of the file, including `thresholds`.
     """
     weights, biases = [], []
     for convolution, norm in zip(model[0:-3:3], model[1:-3:3], strict=True):

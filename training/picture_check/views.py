@@ -1,4 +1,4 @@
-"""Random views of chests and of other pictures, from which the picture check learns."""
+"""Random views of chests and other pictures, which train the picture check."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cbmir.runtime.imaging.picture_check import SIDE
 
 STORED = 128  # pixels per side of the source images of views
 CHEST, PART, OTHER = 0.8, (0.25, 0.52), 0.5  # share of a side that a view shows: at least; from, to; at least
-_EVERY = (slice(None), None, None, None)  # a number per image, over its pixels
+_EVERY = (slice(None), None, None, None)  # broadcasts one number per image over its pixels
 
 
 def stored(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Grey uint8 [H, W] as kept for `Views`, uint8 [STORED, STORED]."""
+    """Resize grey uint8 [H, W] for `Views`, to uint8 [STORED, STORED]."""
     return np.asarray(Image.fromarray(pixels).resize((STORED, STORED), Image.Resampling.BOX))
 
 
@@ -31,7 +31,7 @@ class Views:
         self.random = torch.Generator().manual_seed(seed)
 
     def pick(self, rows: Tensor, n: int) -> Tensor:
-        """n of `rows`, with replacement."""
+        """Draw n of `rows`, with replacement."""
         return rows[torch.randint(len(rows), (n,), generator=self.random)]
 
     def uniform(self, n: int, low: float, high: float) -> Tensor:
@@ -44,20 +44,20 @@ class Views:
         return torch.where(self.chance(n, upright), 0, torch.randint(1, 4, (n,), generator=self.random))
 
     def whole(self, rows: Tensor, least: float = CHEST) -> Tensor:
-        """Nearly the whole of each image, with another tilt, position, scale, shape and exposure."""
+        """Show almost all of each image, with random tilt, position, scale, shape and exposure."""
         n = len(rows)
         x, y = self.uniform(n, -0.08, 0.08), self.uniform(n, -0.08, 0.08)
         return self._exposed(self._framed(rows, torch.exp(self.uniform(n, math.log(least), math.log(1.35))), x, y))
 
     def part(self, rows: Tensor) -> Tensor:
-        """A random part of each image."""
+        """Show a random part of each image."""
         n = len(rows)
         scale = self.uniform(n, *PART)
         x, y = (self.uniform(n, -1, 1) * (1 - scale) for _ in range(2))
         return self._exposed(self._framed(rows, scale, x, y))
 
     def _framed(self, rows: Tensor, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Black beyond the image, sometimes white."""
+        """Transform and crop each image; beyond its edges a view is black, sometimes white."""
         n = len(rows)
         angle = self.uniform(n, -1, 1) ** 3 * math.radians(12)  # mostly small
         aspect = torch.exp(self.uniform(n, -0.12, 0.12))
@@ -70,7 +70,7 @@ class Views:
         return view + beyond * self.chance(n, 0.08)[_EVERY]
 
     def _exposed(self, view: Tensor) -> Tensor:
-        """Another sharpness, local contrast and exposure; collimation, markers and tubes; noise."""
+        """Vary sharpness, local contrast and exposure; add collimation, markers, tubes and noise."""
         n = len(view)
         soft = _mean(view, 3)
         view = view + (self.uniform(n, 0, 1) * self.chance(n, 0.3))[_EVERY] * (soft - view)
@@ -95,7 +95,7 @@ class Views:
 
 
 def changed(view: Tensor, inverted: Tensor, turned: Tensor, mirrored: Tensor) -> Tensor:
-    """Views [n, 1, S, S] mirrored (bool [n]), then turned by quarter turns anticlockwise (int [n]), then inverted."""
+    """Mirror views [n, 1, S, S] (bool [n]), turn them by quarter turns anticlockwise (int [n]), then invert them."""
     view = torch.where(mirrored[_EVERY], view.flip(-1), view)
     for quarters in (1, 2, 3):
         view = torch.where((turned == quarters)[_EVERY], torch.rot90(view, quarters, (-2, -1)), view)
@@ -103,6 +103,6 @@ def changed(view: Tensor, inverted: Tensor, turned: Tensor, mirrored: Tensor) ->
 
 
 def _mean(view: Tensor, side: int) -> Tensor:
-    """The mean of the `side` x `side` pixels around each."""
+    """Return the mean of the `side` x `side` pixels around each pixel."""
     margin = side // 2
     return functional.avg_pool2d(functional.pad(view, [margin] * 4, mode="replicate"), side, 1)
