@@ -1,6 +1,6 @@
 """The paper's comparison of methods, on NIH, CheXpert or any table.
 
-`protocols` selects the images that train and query, `plan` lists the cells (a method on one selection), `cells` runs
-one, and `runner` runs all of them, each in its own process. `results` turns the answers into numbers, `figures` draws
-them, and `report` writes them.
+`protocols` selects the images for training and queries, `plan` lists the cells (one method on one selection), `cells`
+runs one of them, and `runner` runs all, each in its own process. `results` computes the numbers, `figures` draws them,
+and `report` writes them.
 """

@@ -1,5 +1,5 @@
-"""One cell: train the model or take the finished one, search the gallery with the queries, and save a value for each
-query."""
+"""One cell: train the model or load the finished one, search the gallery with the queries, and save each query's
+values."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from cbmir.training.metrics import QUERIES, RETRIEVAL_METRICS, RetrievalValues, 
 from cbmir.training.run import RunFolder, build_model, load_model
 
 FACTS, VALUES, VECTORS, LOG, FAILED = "cell.json", "answers.npz", "vectors.npz", "log.txt", "failed.json"
-#: The parts of a network's card that cell.json keeps for the figures.
+#: Fields of a network's card that cell.json keeps for the figures.
 _DECISIONS = ("thresholds", "calibration")
-#: Options about place and device; the selection's fingerprint identifies the images.
+#: Options about paths and devices, which cell.json omits; the selection's fingerprint identifies the images.
 _PLACES = (*RESUMABLE_CHANGES, "manifest_fingerprint", "labels")
-#: Bytes of a cell's arrays, unpacked: embeddings of 2,048 numbers of a million images.
+#: Most bytes of a cell's unpacked arrays: enough for a million embeddings of 2,048 numbers.
 _MOST_ARRAYS = 2**33
 _DEFAULTS = {one.name: one.default for one in fields(TrainConfig) if one.name not in _PLACES}
 
@@ -57,9 +57,9 @@ class _Facts(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class CellAnswers(Evaluation):
-    """One method's answers to the queries of one part, and their views and sources (empty if unknown).
+    """One method's results for the queries of one part, and the queries' views and sources (empty if unknown).
 
-    `facts` is cell.json: seconds, counts, and the training run's own figures.
+    `facts` is cell.json: run time in seconds, counts, and figures of the training run.
     """
 
     facts: dict[str, Any]
@@ -70,9 +70,9 @@ class CellAnswers(Evaluation):
 def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -> None:
     """Write answers.npz, then cell.json, which marks the cell as finished.
 
-    The files hold what the part's selection does not: scores and values as float32, and the neighbours.
+    The files only contain data that the part's selection lacks: scores and values as float32, and the neighbours.
     """
-    smallest = np.min_scalar_type(-1 - len(evaluation.gallery.patients))  # signed, since -1 means no more
+    smallest = np.min_scalar_type(-1 - len(evaluation.gallery.patients))  # signed, since -1 pads short lists
     arrays = {"scores": evaluation.query.scores, "neighbours": evaluation.neighbours.astype(smallest)}
     arrays |= {
         f"{column}/{metric}": getattr(evaluation.retrieval[column], metric).astype(np.float32)
@@ -84,7 +84,7 @@ def write_answers(folder: Path, evaluation: Evaluation, facts: dict[str, Any]) -
 
 
 def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
-    """The answers of a finished cell. Raises RunError for damaged ones, and for those of another version of cbmir."""
+    """Read the answers of a finished cell. Raises RunError if they are damaged or from another version of cbmir."""
     folder, selection = cell_folder(report, cell), read_manifest(selection_path(report, cell.part))
     facts, arrays = _read_facts(folder), _read_arrays(folder / VALUES)
     queries, none, images = selection.split("test").rows, np.empty(0, np.float32), len(selection.split("train"))
@@ -112,13 +112,13 @@ def read_answers(report: Path, plan: Plan, cell: Cell) -> CellAnswers:
 
 
 def write_vectors(folder: Path, query: NDArray[np.float32], gallery: NDArray[np.float32], **more: Any) -> None:
-    """Write vectors.npz, for the t-SNE maps and for methods without a network."""
+    """Write vectors.npz, which the t-SNE maps and the methods without a network read."""
     with replacing(folder / VECTORS) as temporary, temporary.open("wb") as stream:
         np.savez(stream, query=query, gallery=gallery, **more)
 
 
 def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
-    """`query` [Q, D] and `gallery` [G, D], and `scores` [Q, C]. Raises RunError for another file."""
+    """Read `query` [Q, D], `gallery` [G, D] and `scores` [Q, C]. Raises RunError for any other file."""
     arrays = _read_arrays(folder / VECTORS)
     if not {"query", "gallery"} <= arrays.keys() or {one.ndim for one in arrays.values()} != {2}:
         raise _unreadable(folder / VECTORS, f"arrays {', '.join(arrays)}")
@@ -126,7 +126,7 @@ def read_vectors(folder: Path) -> dict[str, NDArray[np.float32]]:
 
 
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file, which is not trusted."""
+    """Read the arrays of an untrusted .npz file."""
     try:
         with open_input(file) as stream, zipfile.ZipFile(stream) as members:
             if sum(member.file_size for member in members.infolist()) > _MOST_ARRAYS:
@@ -137,12 +137,12 @@ def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
         if strange := [name for name, one in arrays.items() if not isinstance(one, np.ndarray)]:
             raise ValueError(f"no array in {strange[0]}")
         return arrays
-    except Exception as error:  # what zipfile and numpy raise for damage
+    except Exception as error:  # zipfile and numpy may raise anything for a damaged file
         raise _unreadable(file, error) from error
 
 
 def _read_facts(folder: Path) -> dict[str, Any]:
-    """cell.json of a finished cell, which is not trusted: `_Facts`, and more."""
+    """Read the untrusted cell.json of a finished cell: the fields of `_Facts`, which are checked, and others."""
     try:
         facts: dict[str, Any] = read_json(folder / FACTS)
         from_json(_Facts, facts)
@@ -161,17 +161,17 @@ def _unreadable(file: Path, found: object) -> RunError:
 
 
 def cell_folder(report: Path, cell: Cell) -> Path:
-    """The folder of a cell in the report."""
+    """Return the folder of a cell in the report."""
     return report / "cells" / cell.name
 
 
 def is_finished(report: Path, cell: Cell) -> bool:
-    """Whether a cell has all of its answers."""
+    """Return whether a cell is finished."""
     return (cell_folder(report, cell) / FACTS).exists()
 
 
 def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str, Cell]:
-    """The finished cells of the first part that has any, by method, in the order of `methods`."""
+    """Return the finished cells of the first part of the shown size that has any, by method, ordered as `methods`."""
     for part in plan.parts():
         if part.size == plan.shown_size:
             cells = [Cell(part, name, plan.shown_proxies if METHODS[name].many_proxies else "") for name in methods]
@@ -182,7 +182,7 @@ def shown_cells(report: Path, plan: Plan, methods: Collection[str]) -> dict[str,
 
 
 def check_finished(report: Path, plan: Plan) -> None:
-    """Raise RunError for a finished cell of other images or options, such as one from another machine."""
+    """Raise RunError for a finished cell with other images or options, such as one copied from another machine."""
     for part in plan.parts():
         path = selection_path(report, part)
         selection = read_manifest(path)
@@ -191,7 +191,7 @@ def check_finished(report: Path, plan: Plan) -> None:
                 continue
             file = cell_folder(report, cell) / FACTS
             facts = _read_facts(file.parent)
-            facts["options"] = _DEFAULTS | facts.get("options", {})  # a later option had its default
+            facts["options"] = _DEFAULTS | facts.get("options", {})  # options added later had their defaults
             wanted = _origin(selection, plan.config(cell, selection, path))
             other = [
                 f"{name}: {facts.get(name)} -> {value}" for name, value in wanted.items() if facts.get(name) != value
@@ -202,15 +202,15 @@ def check_finished(report: Path, plan: Plan) -> None:
 
 
 def _origin(selection: Manifest, config: TrainConfig) -> dict[str, Any]:
-    """Where a cell's answers come from, for cell.json."""
+    """Return the origin of a cell's answers for cell.json: the selection and the training options."""
     options = {name: value for name, value in asdict(config).items() if name not in _PLACES}
     return {"selection": selection.fingerprint, "options": options | {"weights": Path(config.weights).name}}
 
 
 def run_cell(report: Path, plan: Plan, cell: Cell) -> None:
-    """Run a cell to its end. A finished one is left alone, and stopped training continues.
+    """Run a cell, unless it is finished; resume its training if it was stopped.
 
-    Raises the errors of training, and RunError if the code length does not fit a method or BCE has failed.
+    Raises the errors of training, and RunError if the code length does not fit a method or BCE has not finished.
     """
     folder = cell_folder(report, cell)
     folder.mkdir(parents=True, exist_ok=True)
@@ -263,7 +263,7 @@ def _run(report: Path, plan: Plan, cell: Cell, folder: Path) -> None:
 
 
 def _bce(report: Path, cell: Cell) -> dict[str, NDArray[np.float32]]:
-    """The vectors of the BCE network on the same part."""
+    """Read the vectors of the BCE network on the same part."""
     bce = Cell(cell.part, "bce")
     if not is_finished(report, bce):
         raise RunError(f"{cell.name} works on the BCE network's features, but {bce.name} is not finished")

@@ -24,18 +24,18 @@ from cbmir.training.validation import HeldOut
 def train_final(report: Path, run: Path, method: str, *, seed: int = 0, resume: bool = False) -> RunFolder:
     """Train a method of a cross-validation on every image of its table.
 
-    Options are those of the folds. Training ends after the median number of epochs that the folds chose. Each image was
-    a test image of one fold: its scores there choose thresholds, operating points and calibration, and the card has the
-    figures of all folds together, whose models were trained on fewer images.
+    The options are those of the folds. Training ends after the median of the folds' best numbers of epochs. Each image
+    was a test image in one fold, and its scores there determine thresholds, operating points and calibration. The card
+    has the figures of all folds together, although their models were trained on fewer images.
 
     Args:
-        report: A folder of `cbmir benchmark --folds`.
+        report: A folder made by `cbmir benchmark --folds`.
         run: As in `harness.train`.
-        seed: Of the folds' runs, and of this one.
+        seed: Seed of the folds' runs, and of this one.
 
     Raises:
         RunError: The report has no folds, a fold of this method and seed is not finished, or the method has no network
-            that can be exported; and as in `harness.train`.
+            that can be exported; or as in `harness.train`.
         ManifestError: The table has changed or cannot be read.
     """
     plan = Plan.read(report)
@@ -64,7 +64,7 @@ def train_final(report: Path, run: Path, method: str, *, seed: int = 0, resume: 
 
 
 def _epochs(answers: list[CellAnswers]) -> int:
-    """Median over the folds of the number of epochs until the best one."""
+    """Return the median over the folds of the number of epochs up to and including the best one."""
     return median_high(int(one.facts["best_epoch"]) + 1 for one in answers)
 
 

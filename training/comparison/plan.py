@@ -20,12 +20,12 @@ from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_traini
 from cbmir.training.config import BALANCEABLE, TrainConfig
 from cbmir.training.splits import patients_in_two_splits
 
-#: What --resume may change: it adds cells, or gives the new place of the images.
+#: Options that --resume may change: they add cells, or the images have moved.
 RESUMABLE_CHANGES = ("manifest", "methods", "seeds", "sizes", "proxies", "pairs", "command")
-#: Proxies per class in the sweep (the paper's figure has 1 to 32).
+#: Proxies per class in a sweep (1 to 32 in the paper's figure).
 SWEPT_PROXIES = ("1", "2", "4", "8", "16", "32")
 PLAN = "benchmark.json"
-#: What `--tuned` may give for a method.
+#: Options that `--tuned` may set for a method.
 TUNED = ("lr", "epochs", "head_rate", "seeds")
 SWEEPS = ("proxies-per-class", "train-size", "negative-proxies", "none")
 
@@ -39,8 +39,8 @@ class _Tuned(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Part:
-    """One selection of images: drawn by `seed`, `fold` of the plan's folds (0 without folds), `size` to train on (0 for
-    all)."""
+    """One selection of images, drawn with `seed`. `fold` is one of the plan's folds (0 without folds), `size` the
+    number of training images (0 for all)."""
 
     seed: int
     fold: int
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Cell:
-    """One method on one part; `proxies` per class, or empty for a method without that choice."""
+    """One method on one part. `proxies` is their number per class, or empty for a method without that choice."""
 
     part: Part
     method: str
@@ -68,14 +68,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a benchmark compares.
+    """The methods and images that a benchmark compares.
 
     Attributes:
-        training: Options of `cbmir train` that all methods share; `tuned` has learning rates, epochs and seeds of some.
+        training: Options of `cbmir train` that all methods share. `tuned` has the options (`TUNED`) of single methods.
         sizes: Training-set sizes; 0 means all images.
         proxies: Numbers of proxies per class.
-        pairs: Pairs of labels that t-SNE draws.
-        command: The commands, one per line.
+        pairs: Pairs of labels for the t-SNE maps.
+        command: The commands that were run, one per line.
     """
 
     protocol: str
@@ -101,7 +101,7 @@ class Plan:
             raise RunError(f"expected 1 seed or more and no folds or 2 or more, found {self.seeds} and {self.folds}")
 
     def cells(self) -> Iterator[Cell]:
-        """Every cell, part by part; a cell that others need comes first, even if it was not requested."""
+        """Yield every cell, part by part. A cell that others need comes first, even if it was not requested."""
         resting = [name for name in self.methods if METHODS[name].needs_bce]
         methods = [m for m in METHODS if m in self.methods or (m == "bce" and resting)]
         seeds = {name: int(self.tuned.get(name, {}).get("seeds", self.seeds)) for name in methods}
@@ -116,30 +116,30 @@ class Plan:
                 yield from (Cell(part, method, proxies) for proxies in (self.proxies if many else ("",)))
 
     def parts(self) -> list[Part]:
-        """Every selection of images."""
+        """Return every selection of images."""
         folds = range(1, self.folds + 1) if self.folds else (0,)
         return [Part(seed, fold, size) for size in self.sizes for seed in range(self.seeds) for fold in folds]
 
     @property
     def shown_size(self) -> int:
-        """The training-set size that tables and figures of methods show: the protocol's, or all."""
+        """Training-set size in tables and figures that compare methods: the protocol's, else all, else the largest."""
         size = PROTOCOLS[self.protocol].size
         return size if size in self.sizes else 0 if 0 in self.sizes else max(self.sizes)
 
     @property
     def shown_proxies(self) -> str:
-        """The number of proxies that they show: the paper's 2, or the first."""
+        """Number of proxies per class in the same tables and figures: the paper's 2, or the first."""
         return "2" if "2" in self.proxies else self.proxies[0]
 
     def cell(self, name: str) -> Cell:
-        """The cell of this name. Raises RunError."""
+        """Return the cell with this name. Raises RunError for an unknown name."""
         found = next((cell for cell in self.cells() if cell.name == name), None)
         if found is None:
             raise RunError(f"expected a cell of this benchmark, found {name!r}")
         return found
 
     def config(self, cell: Cell, selection: Manifest, path: Path) -> TrainConfig:
-        """How a cell's network is trained; a method without one uses the BCE network's features."""
+        """Return the training options of a cell; for a method without its own network, those of the BCE network."""
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
@@ -154,9 +154,9 @@ class Plan:
         return {name: value for name, value in self.tuned.get(method, {}).items() if name != "seeds"}
 
     def differences(self, other: Plan) -> list[str]:
-        """The options by which `other` cannot continue this benchmark, as "name: own -> other".
+        """Return the options that keep `other` from continuing this benchmark, as "name: value here -> value there".
 
-        In `tuned`, only the options of methods that were requested before count.
+        In `tuned`, only methods of this plan count.
         """
         own, others = (
             {**asdict(plan), **plan.training, "training": "", "devices": "",
@@ -170,7 +170,7 @@ class Plan:
         ]
 
     def extended(self, other: Plan) -> Plan:
-        """This plan, and what `other` requests in addition."""
+        """Return this plan with the requests of `other` added."""
 
         def both(name: str) -> Any:
             return tuple(dict.fromkeys((*getattr(self, name), *getattr(other, name))))
@@ -194,11 +194,11 @@ class Plan:
 def make_plan(
     protocol: Protocol, manifest: Manifest, path: Path, *, methods: tuple[str, ...], sweeps: tuple[str, ...],
     seeds: int, folds: int, pairs: tuple[str, ...], training: dict[str, Any], command: str,
-    tuned: dict[str, dict[str, Any]] = {},  # noqa: B006  it never changes
+    tuned: dict[str, dict[str, Any]] = {},  # noqa: B006  it is never modified
 ) -> Plan:  # fmt: skip
-    """The plan for these options.
+    """Make the plan for these options.
 
-    By default, all methods of the protocol are compared, or in a sweep those of the paper's figures; several sweeps are
+    By default it compares all methods of the protocol, or in a sweep those of the paper's figures. Several sweeps are
     crossed. Raises SplitError, ManifestError or RunError if the manifest does not fit the options.
     """
     if folds and protocol.labels:
@@ -226,7 +226,7 @@ def make_plan(
 
 
 def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
-    """Options of single methods, from `--tuned`. Raises RunError for an unknown method or option."""
+    """Read the options of single methods (`--tuned`) from a file. Raises RunError for an unknown method or option."""
     try:
         tuned = from_json(dict[str, _Tuned], read_json(path))
         wrong = [name for name, options in tuned.items() if name not in METHODS or not options.keys() <= set(TUNED)]
@@ -238,7 +238,7 @@ def read_tuned(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
-    """The selection of each part of the plan. Raises SplitError or ManifestError if it is impossible."""
+    """Select the images of each part of the plan. Raises SplitError or ManifestError if that is impossible."""
 
     @cache
     def largest(seed: int, fold: int) -> Manifest:
@@ -249,10 +249,10 @@ def select_parts(plan: Plan, manifest: Manifest) -> dict[Part, Manifest]:
 
 
 def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Plan:
-    """Write the selections and the plan; returns it, extended by the earlier requests for this report.
+    """Write the selections and the plan; return the plan, extended by earlier requests for this report.
 
-    With `resume` the folder may also hold only `cells` from another machine. Raises RunError for a folder with other
-    contents or a selection that has changed, and as `select_parts` does.
+    With `resume` the folder may also contain only `cells` from another machine. Raises RunError for a folder with other
+    contents or a selection that has changed, and the errors of `select_parts`.
     """
     if not (report / PLAN).exists():
         brought = resume and report.is_dir() and {path.name for path in report.iterdir()} == {"cells"}
@@ -274,18 +274,18 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
         path = selection_path(report, part)
         if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
             raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
-        write_manifest(selection, path)  # again, since the images may have moved
+        write_manifest(selection, path)  # even if it exists, since the images may have moved
     write_json(report / PLAN, asdict(plan))
     return plan
 
 
 def selection_path(report: Path, part: Part) -> Path:
-    """The manifest of one part: its images, patients, splits and labels, as `cbmir train` reads them."""
+    """Return the path of a part's manifest: its images, patients, splits and labels, as `cbmir train` reads them."""
     return report / "selections" / f"{part.name}.csv"
 
 
 def preview(plan: Plan, selections: dict[Part, Manifest]) -> str:
-    """Selections, methods and number of cells, as `cbmir benchmark --dry-run` prints them."""
+    """Return the selections, methods and number of cells as text, which `cbmir benchmark --dry-run` prints."""
     protocol = PROTOCOLS[plan.protocol]
     lines = [f"{protocol.title}; nDCG@{protocol.k}", ""]
     rows = [("selection", "training", "validation", "queries", "patients", "in two splits", "fingerprint")]

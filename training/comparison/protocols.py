@@ -1,4 +1,4 @@
-"""Which images are for training, validation and queries: the paper's two protocols, and a user's own table."""
+"""Selection of the images for training, validation and queries: the paper's two protocols, and your own table."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from cbmir.manifest import Manifest, Row
 from cbmir.training.readers.common import keep_labels
 from cbmir.training.splits import shuffle_patients, with_fold
 
-#: Images that choose epoch, thresholds and calibration (the paper has none).
+#: Number of images that determine epoch, thresholds and calibration (the paper has none).
 VALIDATION = 1_000
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The set-up of a comparison. `labels`: empty for the manifest's own. `sizes`: training-set sizes of a sweep,
-    `size` the one without a sweep; none for a table. `negatives`: whether images without a finding take part.
-    `queries`: their number."""
+    """The set-up of a comparison. `labels` is empty for the manifest's own. `sizes` are the training-set sizes of a
+    sweep, `size` is the one without a sweep; a table has neither. With `negatives`, images without a finding take part.
+    `queries` is the number of queries."""
 
     name: str
     title: str
@@ -44,12 +44,12 @@ PROTOCOLS = {protocol.name: protocol for protocol in (NIH, CHEXPERT, TABLE)}
 
 
 def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: int, size: int) -> Manifest:
-    """The images of one part of the benchmark, chosen by patient and `seed`.
+    """Select the images of one part of the benchmark, by patient and `seed`.
 
-    From NIH and CheXpert, `size` images for training are drawn for each seed; the published splits are ignored, and
-    images of NIH without a finding are left out. A table keeps its splits, or is divided into `folds` (0 for none), the
-    same for every seed, with `fold` as queries; all of its training images train. Splits share no patients. Raises
-    SplitError if there are too few images or a split is empty, ManifestError if a label is missing.
+    From NIH and CheXpert, `size` training images are drawn for each seed; the published splits are ignored, and NIH
+    images without a finding are left out. A table keeps its splits, or is divided into `folds` (0 for none), which are
+    the same for every seed, with `fold` as the queries; all of its training images are kept. Splits share no patients.
+    Raises SplitError if there are too few images or a split is empty, ManifestError if a label is missing.
     """
     if protocol.labels:
         manifest = keep_labels(manifest, protocol.labels)
@@ -65,9 +65,9 @@ def select(protocol: Protocol, manifest: Manifest, seed: int, fold: int, folds: 
 
 
 def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Callable[[Row], bool]) -> Manifest:
-    """The rows of `wanted` eligible images for each split, filled in its order, patient by patient.
+    """Draw `wanted` eligible images for each split, in the order of `wanted`, patient by patient.
 
-    A patient's images beyond the wanted number are left out. Raises SplitError if there are too few.
+    A patient's images beyond the wanted number are left out. Raises SplitError if there are too few images.
     """
     split_of: dict[int, str] = {}
     patients = iter(_images_by_patient(manifest, eligible, seed))
@@ -88,8 +88,8 @@ def draw(manifest: Manifest, wanted: dict[str, int], *, seed: int, eligible: Cal
 
 
 def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
-    """The rows with only `size` training images, patient by patient: a subset of larger sets of the same seed, as from
-    `draw`. Raises SplitError for too few."""
+    """Keep only `size` training images, patient by patient: with the same seed, a subset of every larger set, as in
+    `draw`. Raises SplitError if there are too few."""
     images = _images_by_patient(manifest, lambda row: row.split == "train", seed)
     order = [position for positions in images for position in positions]
     if len(order) < size:
@@ -99,9 +99,9 @@ def keep_training(manifest: Manifest, size: int, *, seed: int) -> Manifest:
 
 
 def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int, ...]:
-    """Training-set sizes of a sweep: the protocol's, or an eighth, a quarter, a half and all (0) of the images.
+    """Return the training-set sizes of a sweep: the protocol's, or an eighth, a quarter, half and all (0) images.
 
-    Raises SplitError if an eighth is a single image.
+    Raises SplitError if an eighth is less than two images.
     """
     if protocol.sizes:
         return protocol.sizes
@@ -112,7 +112,7 @@ def sweep_sizes(protocol: Protocol, selections: Sequence[Manifest]) -> tuple[int
 
 
 def _images_by_patient(manifest: Manifest, eligible: Callable[[Row], bool], seed: int) -> list[list[int]]:
-    """Positions of the eligible rows, patient by patient, in this seed's order of patients."""
+    """Return the positions of the eligible rows of each patient, in this seed's order of patients."""
     images_of: dict[str, list[int]] = {}
     for position, row in enumerate(manifest):
         if eligible(row):

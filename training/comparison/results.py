@@ -1,7 +1,8 @@
 """results.json: all figures of the report, from the answers of the finished cells; and the rows to show.
 
 Queries of several seeds and folds are pooled; a patient in several of them is drawn or flipped as one. The intervals
-are over patients, for these training runs; `sd` (over the seeds' means) shows how much another run would differ.
+are over patients and hold for these training runs; `sd`, over the seeds' means, shows how much another run would
+differ.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
 from cbmir.training.rankings import CORRECTED
 
 OF_DRAWINGS = "All images of this benchmark are drawings (phantoms): it says nothing about real images."
-#: Fewest patients of a view or source with its own row: with fewer, the interval would be useless.
+#: Fewest patients for which a view or source gets its own row; with fewer, the interval would be useless.
 LEAST = 20
 
 Results = dict[str, Any]
 Row = dict[str, Any]
 Figure = dict[str, float | None]
 
-#: A method is best only if it leads in all of these, with intervals: metric -> column.
+#: Metrics, with their columns, in which a method must lead to be best, by the intervals of the differences.
 YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
-#: AUC, and the metrics of the paper's charts; all metrics with a value in each column.
+#: AUC and the metrics of the paper's charts, and all metrics with a value in each column.
 METRICS, BY_COLUMN = ("auc", *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
 
 def figures(pool: Pool) -> dict[str, Any]:
-    """Every figure of one method, JSON-ready: {"value", "low", "high", "sd"} each; `sd` is None for a single seed."""
+    """Return every figure of one method, JSON-ready: {"value", "low", "high", "sd"}; `sd` is None for a single seed."""
     result = pool.figures()
     result["auc"] = _with_sd(pool, result["auc"], "auc")
     for column in QUERIES:
@@ -58,9 +59,9 @@ def figures(pool: Pool) -> dict[str, Any]:
 
 
 def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Figure:
-    """`pool` minus `reference`, in the same resamples.
+    """Return `pool` minus `reference`, with an interval from common resamples.
 
-    Raises ValueError unless both answered the same queries.
+    Raises ValueError unless both have the same queries.
     """
     if pool.patients != reference.patients:
         raise ValueError("expected both methods to have answered the same queries")
@@ -69,9 +70,9 @@ def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Fi
 
 
 def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
-    """`pool` minus `reference` (BCE): interval, and p by flipping the patients' signs, query by query.
+    """Return `pool` minus `reference` (BCE), with interval, and p from flipping the patients' signs (`sign_flip_p`).
 
-    AUC and corrected nDCG have no value per query; their p comes from the bootstrap.
+    AUC and corrected nDCG have no value per query, so their p comes from the bootstrap.
     """
 
     def one(metric: str, column: str = "") -> dict[str, Any]:
@@ -86,16 +87,16 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
 
 
 def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[str, Any]:
-    """Whether one method leads all others in AUC and in both corrected nDCGs (YARDSTICK), each with its interval.
+    """Find out whether one method clearly leads all others in AUC and in both corrected nDCGs (YARDSTICK).
 
     Args:
         pools: By method, all for the same queries.
-        borrowed: Methods with another method's scores, and so without their own AUC.
+        borrowed: Methods that use another method's scores, so that their AUC does not count.
 
     Returns:
-        `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all, its lead over
-            each other, by metric; without AUC for a method that has none. `method`: its name if all of these intervals
-            lie above 0, else None.
+        `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all metrics, its
+            lead over each other method, by metric; without AUC for methods that lack it. `method`: its name if all of
+            these intervals are above 0, else None.
     """
     means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
              for metric, column in YARDSTICK.items()}  # fmt: skip
@@ -120,18 +121,18 @@ def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[
 
 
 def is_above(gain: Figure) -> bool:
-    """Whether the interval of a difference lies above 0."""
+    """Return whether the interval of a difference is above 0."""
     return gain["low"] is not None and gain["low"] > 0
 
 
 def reference_rankings(pool: Pool) -> dict[str, Any]:
-    """Figures of rankings that ignore the query, on the same galleries: `random, all queries` -> metric -> value."""
+    """Return figures of rankings that ignore the query: `random, all queries` and so on -> metric -> value."""
     names = [f"{reference}, {column}" for column in QUERIES for reference in REFERENCES]
     return {name: {metric: or_none(pool.mean(metric, name)) for metric in RETRIEVAL_METRICS} for name in names}
 
 
 def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
-    """nDCG of both columns by view or source of the query; empty if the manifest has none."""
+    """Return nDCG of both columns by view or source of the query; empty if the manifest does not have it."""
     group = np.array([name for part in pool.parts for name in getattr(part, attribute)])
     result: dict[str, Any] = {}
     for name in sorted(set(group) - {""}):
@@ -145,7 +146,7 @@ def _breakdown(pool: Pool, attribute: str) -> dict[str, Any]:
 
 
 def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figure:
-    """The figures with the standard deviation over the seeds whose parts are all finished."""
+    """Add the standard deviation over the seeds that have the most finished parts."""
     most = max(pool.seeds.count(seed) for seed in pool.seeds)
     whole = (seed for seed in sorted(set(pool.seeds)) if pool.seeds.count(seed) == most)
     pools = [Pool([part for part, own in zip(pool.parts, pool.seeds, strict=True) if own == seed], [seed] * most)
@@ -155,9 +156,9 @@ def _with_sd(pool: Pool, figure: Figure, metric: str, column: str = "") -> Figur
 
 
 def make_results(report: Path, plan: Plan) -> dict[str, Any]:
-    """The figures of all finished cells, and the errors of those that failed; JSON-ready.
+    """Return the figures of all finished cells, and the errors of failed ones; JSON-ready.
 
-    `minus_bce` compares a row with BCE on the parts that both have finished. Holm's correction of p is over the rows of
+    `minus_bce` compares a row with BCE on the parts that both have finished. Holm's correction of p covers the rows of
     one size.
     """
     parts = plan.parts()
@@ -176,7 +177,7 @@ def make_results(report: Path, plan: Plan) -> dict[str, Any]:
         "plan": asdict(plan)
         | {
             "manifest": Path(plan.manifest).name,
-            # the name of a file of weights, not its path
+            # the name of a weights file, without its path
             "training": plan.training | {"weights": Path(str(plan.training["weights"])).name},
         },
         "shown": {"size": plan.shown_size, "proxies": plan.shown_proxies},
@@ -237,14 +238,14 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
 
 
 def _correct(compared: list[dict[str, Any]]) -> None:
-    """Add the corrected p to the differences of one metric."""
+    """Add the Holm-corrected p to the differences of one metric."""
     raw = [float("nan") if one["p"] is None else one["p"] for one in compared]
     for one, p in zip(compared, holm(raw), strict=True):
         one["p_holm"] = None if math.isnan(p) else p
 
 
 def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """By size, from the method with most finished parts, since all answer the same queries."""
+    """Return `reference_rankings` by size, from the method with most finished parts: all have the same queries."""
     found = {}
     for size in plan.sizes:
         of_size = [cell for cell in answers if cell.part.size == size]
@@ -256,7 +257,7 @@ def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """Among the shown methods that have finished all of their parts, on the parts that all of these have."""
+    """Return `best_method` of the shown methods that have finished all of their parts, on the parts that all have."""
     cells: dict[str, dict[Part, Cell]] = {}
     for cell in plan.cells():
         if cell.part.size == plan.shown_size and cell.proxies in ("", plan.shown_proxies):
@@ -268,7 +269,7 @@ def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
-    """Images and patients of each split, and the file of the selection."""
+    """Return the numbers of images and patients of each split, and the file of the selection."""
     splits = {name: selection.split(name) for name in ("train", "val", "test")}
     return {
         "part": part.name,
@@ -280,27 +281,27 @@ def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:
 
 
 def headline(results: Results) -> list[Row]:
-    """The rows that compare the methods, in order; in a sweep, those of the shown size and number of proxies."""
+    """Return the rows that compare the methods, in order; in a sweep, those with the shown size and proxies."""
     size, proxies = results["shown"]["size"], results["shown"]["proxies"]
     return [row for row in ordered(results) if row["size"] == size and row["proxies"] in ("", proxies)]
 
 
 def ordered(results: Results) -> list[Row]:
-    """All rows in the order of their methods: those of the paper's Table 1, then others."""
+    """Return all rows in the order of their methods: those of the paper's Table 1, then others."""
     order = list(results["methods"])
     return sorted(results["rows"], key=lambda row: order.index(row["method"]))
 
 
 def metric_title(results: Results, metric: str) -> str:
-    """`nDCG@100`."""
+    """Return a title such as `nDCG@100`."""
     return title_of(metric, results["protocol"]["k"])
 
 
 def sign_flip_p(differences: Floats, patients: Sequence[str], *, flips: int = 10_000, seed: int = 0) -> float:
-    """Two-sided p of a paired difference: how often it is as large with a random sign for each patient.
+    """Return the two-sided p of a paired difference: how often it is as large with a random sign for each patient.
 
     Args:
-        differences: float64 [Q]; queries without a value (NaN) are left out. The p is NaN when none is left.
+        differences: float64 [Q]; queries without a value (NaN) are left out. p is NaN if no query is left.
         patients: The patient of each query; all queries of a patient flip together.
     """
     known = ~np.isnan(differences)
@@ -310,15 +311,15 @@ def sign_flip_p(differences: Floats, patients: Sequence[str], *, flips: int = 10
     sums = np.bincount(patient_of, differences[known])
     draw = np.random.default_rng(seed)
     observed, extreme = abs(sums.sum()) * (1 - 1e-9), 0
-    for _ in range(0, flips, 1000):  # in blocks, since there may be many patients
+    for _ in range(0, flips, 1000):  # in blocks, to save memory with many patients
         signs = draw.integers(0, 2, (1000, len(sums)), dtype=np.int8) * 2 - 1
         extreme += int((np.abs(signs @ sums) >= observed).sum())
     return (1 + extreme) / (1 + flips)
 
 
 def bootstrap_p(samples: Floats) -> float:
-    """Two-sided p of a difference from its bootstrap samples [B]: twice the share on the rarer side of 0, at least 2 /
-    (B + 1). NaN if no resample has a value."""
+    """Return the two-sided p of a difference from its bootstrap samples [B]: twice the share on the rarer side of 0, at
+    least 2 / (B + 1). NaN if no resample has a value."""
     known = samples[~np.isnan(samples)]
     if len(known) == 0:
         return float("nan")
@@ -327,7 +328,7 @@ def bootstrap_p(samples: Floats) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """P values corrected for their number (Holm, 1979), in their order; NaN is not counted and stays."""
+    """Correct p values for their number (Holm, 1979), keeping their order; NaN does not count and stays."""
     order = sorted((i for i, value in enumerate(p) if not np.isnan(value)), key=lambda i: p[i])
     corrected, least = list(map(float, p)), 0.0
     for rank, i in enumerate(order):

@@ -1,6 +1,6 @@
-"""Run the cells of a benchmark, each in its own process, several at a time: here, or as tasks of a Ray cluster.
+"""Run the cells of a benchmark, each in its own process, several at a time: here, or as tasks on a Ray cluster.
 
-A cell that crashes or runs out of memory ends alone, and Lightning can start its process for each GPU.
+A crash or lack of memory only ends one cell, and Lightning can start that cell's process once per GPU.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from cbmir.training.comparison.plan import Cell, Plan
 
 log = logging.getLogger("cbmir")
 
-#: Runs cells and yields each with its process's exit code, as they end.
+#: Runs cells, and yields each with the exit code of its process when it ends.
 Run = Callable[[Path, Sequence[Cell]], Generator[tuple[Cell, int], None, None]]
 
 
 def command(report: Path, cell: Cell) -> list[str]:
-    """The command that runs one cell."""
+    """Return the command that runs one cell."""
     return [sys.executable, "-m", "cbmir", "benchmark-cell", str(report.resolve()), cell.name]
 
 
 def environment(slot: int, jobs: int) -> dict[str, str]:
-    """The environment of one of `jobs` processes that run side by side, on top of the user's.
+    """Return the environment of one of `jobs` parallel processes, based on the user's.
 
-    They share the cores and take turns on the GPUs. glibc keeps memory between steps, which is up to twice as fast on a
-    CPU.
+    The processes share the cores, and each gets one of the GPUs. glibc is set to keep memory between steps, which is up
+    to twice as fast on a CPU.
     """
     own = dict(os.environ)
     own.setdefault("MALLOC_MMAP_MAX_", "0")
@@ -58,14 +58,14 @@ def environment(slot: int, jobs: int) -> dict[str, str]:
 
 
 def log_file(report: Path, cell: Cell) -> Path:
-    """The log of a cell's process, in a new folder."""
+    """Return the path of the log of a cell's process, and create its folder."""
     folder = cell_folder(report, cell)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / LOG
 
 
 def on_this_machine(jobs: int) -> Run:
-    """Run the processes on this machine."""
+    """Return a function that runs the processes on this machine."""
 
     def run(report: Path, cells: Sequence[Cell]) -> Generator[tuple[Cell, int], None, None]:
         slots: SimpleQueue[int] = SimpleQueue()
@@ -81,7 +81,7 @@ def on_this_machine(jobs: int) -> Run:
                     if stopped.is_set():
                         return -signal.SIGTERM
                     with log_file(report, cell).open("ab") as stream:
-                        # A new session, so that Ctrl-C reaches the cells only from here, once.
+                        # A new session, so that Ctrl-C does not reach the cells directly: they are stopped below.
                         running[slot] = subprocess.Popen(
                             command(report, cell), stdout=stream, stderr=stream, env=environment(slot, jobs),
                             start_new_session=True,
@@ -100,14 +100,14 @@ def on_this_machine(jobs: int) -> Run:
                     stopped.set()
                     for process in running.values():
                         if process.poll() is None:
-                            with suppress(ProcessLookupError):  # and those that Lightning started for more devices
+                            with suppress(ProcessLookupError):  # the group includes processes that Lightning started
                                 os.killpg(process.pid, signal.SIGTERM)
 
     return run
 
 
 def on_ray(address: str, jobs: int) -> Run:
-    """Run Ray tasks, each of which starts the same process on its node."""
+    """Return a function that runs Ray tasks, each of which starts the same process on its node."""
     ray = require("ray", "distributed")
     if not ray.is_initialized():
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
@@ -144,7 +144,7 @@ def on_ray(address: str, jobs: int) -> Run:
                     log.warning("Ray: %s", error)
                     code = 1
                 yield waiting.pop(done), code
-        finally:  # all done, or stopped: the task is interrupted, and kills its process
+        finally:  # all done, or stopped: a cancelled task kills its process
             for reference in waiting:
                 ray.cancel(reference)
             if waiting:
@@ -154,11 +154,11 @@ def on_ray(address: str, jobs: int) -> Run:
 
 
 def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
-    """Run every unfinished cell, `jobs` at a time. A failed one leaves failed.json, and the others continue.
+    """Run every unfinished cell, `jobs` at a time. A failed cell leaves failed.json, and the others continue.
 
-    Returns the number of failures. `ray` is the address of a cluster whose nodes all see REPORT and the images, `auto`
-    (that of RAY_ADDRESS, or a new one here), or empty for no Ray. Ctrl-C, or a scheduler's SIGTERM, stops the running
-    cells so that they can continue.
+    Returns the number of failures. `ray` is the address of a cluster whose nodes can all read REPORT and the images,
+    `auto` (RAY_ADDRESS, or a new cluster on this machine), or empty to run without Ray. Ctrl-C or a scheduler's SIGTERM
+    stops the running cells; they can be resumed.
     """
     every = list(plan.cells())
     waiting = [cell for cell in every if not is_finished(report, cell)]
@@ -171,7 +171,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
         tqdm(total=len(every), initial=len(every) - len(waiting), desc="cells", unit="cell", disable=None) as bar,
     ):
         for cells in rounds:
-            with closing(run(report, cells)) as ended:  # immediately after an interruption, to stop the processes
+            with closing(run(report, cells)) as ended:  # an interruption closes it, which stops the processes
                 for cell, code in ended:
                     failed += not _close(report, cell, code)
                     bar.update()
@@ -179,7 +179,7 @@ def run_cells(report: Path, plan: Plan, *, jobs: int = 1, ray: str = "") -> int:
 
 
 def _close(report: Path, cell: Cell, code: int) -> bool:
-    """Log how a cell ended, and keep the error of a failed one; returns whether it is finished."""
+    """Log how a cell ended, and write the error of a failed one; return whether the cell is finished."""
     folder = cell_folder(report, cell)
     if code == 0 and is_finished(report, cell):
         (folder / FAILED).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""The charts of the report, from results.json: a comparison of methods, and results over sizes and proxies per class.
+"""The charts of the report, from results.json: a comparison of methods, and results by size and proxies per class.
 
 As in the paper's figures, training-set size and proxies per class have a logarithmic axis. There is one chart for each
-column of figures ("-all": all queries), since the paper does not say how queries without a finding count.
+column of figures ("-all" for all queries), since the paper does not say how queries without a finding count.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _BARS = "Error bars are 95% intervals over patients; lines are set a little apar
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Rows of results.json that a line of a chart joins."""
+    """A line of a chart, which connects rows of results.json."""
 
     label: str
     style: dict[str, Any]
@@ -44,7 +44,7 @@ class Line:
 
 
 def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
-    """The charts that the results have data for; none if no cell is finished."""
+    """Draw the charts that the results have data for; none if no cell is finished."""
     rows, shown = [row for row in results["rows"] if row["finished"]], results["shown"]
     compared = [row for row in headline(results) if row["finished"]]
     charts = [_comparison(results, compared, folder)] if compared else []
@@ -62,7 +62,7 @@ def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
 
 
 def by_method(rows: Iterable[Row]) -> list[Line]:
-    """One line per method, in the order of the table."""
+    """Return one line per method, in the order of the table."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row["method"], []).append(row)
@@ -70,13 +70,13 @@ def by_method(rows: Iterable[Row]) -> list[Line]:
 
 
 def method_style(name: str) -> dict[str, Any]:
-    """Colour, marker and line of a method, the same in every chart; BCE has the first."""
+    """Return colour, marker and line of a method, the same in every chart; BCE has the first style."""
     order = list(METHODS)
     return numbered_style(order.index(name) - order.index("bce"))
 
 
 def numbered_style(number: int) -> dict[str, Any]:
-    """Colour, marker and line of the nth line of a chart; no two of the first 14 have the same marker."""
+    """Return colour, marker and line of the nth line of a chart; the first 16 have different markers."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": _MARKERS[number % len(_MARKERS)],
@@ -85,7 +85,7 @@ def numbered_style(number: int) -> dict[str, Any]:
 
 
 def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: str) -> None:
-    """A metric over the rows' `x`, with error bars, and without points for missing values."""
+    """Draw a metric over the rows' `x`, with error bars; missing values are left out."""
     for number, line in enumerate(lines):
         aside = 1.025 ** (number - (len(lines) - 1) / 2)  # a factor, since the axis is logarithmic
         points = [(int(row[x]) * aside, _figure(row, column, metric)) for row in line.rows]
@@ -99,7 +99,7 @@ def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: s
 
 
 def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigure:
-    """Every method: AUC, corrected nDCG of all queries, and the paper's nDCG of both columns."""
+    """Draw every method: AUC, corrected nDCG of all queries, and the paper's nDCG of both columns."""
     chance = results["references"][str(shown[0]["size"])]
     panels = [("auc", "", 0.5), ("corrected_ndcg", "all queries", 0.0)]
     panels += [("ndcg", column, chance[f"random, {column}"]["ndcg"]) for column in QUERIES]
@@ -138,7 +138,7 @@ def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigur
 
 
 def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float | None) -> None:
-    """One method as a dot with its interval, the number beside it, and the paper's own value."""
+    """Draw one method as a dot with its interval, the number beside it, and the paper's own value."""
     value = figure["value"]
     if place % 2:
         axis.axhspan(place - 0.5, place + 0.5, color="#f3f3f3", linewidth=0, zorder=-1)
@@ -153,7 +153,7 @@ def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float 
 
 
 def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder: Path) -> ReportFigure:
-    """AUC, nDCG, ACG and precision over `x`, as in the paper."""
+    """Draw AUC, nDCG, ACG and precision over `x`, as in the paper."""
     lines = by_method(rows)
     if x == "training_images":
         ticks, name, axis_title, title = _sizes(rows), "train-size", "training images", "training-set size"
@@ -182,7 +182,7 @@ def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder:
 
 
 def _over_both(results: Results, rows: list[Row], column: str, folder: Path) -> ReportFigure:
-    """nDCG over size: one panel with and one without negative proxies, one line per number of proxies."""
+    """Draw nDCG over size: one panel per method, one line per number of proxies."""
     panels, counts = by_method(rows), _sizes(rows)
     proxies, name = sorted({int(row["proxies"]) for row in rows}), metric_title(results, "ndcg")
     with sheet(1.2 + 3 * len(panels), 3.4) as figure:
@@ -219,26 +219,26 @@ def _log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
 
 
 def _figure(row: Row, column: str, metric: str) -> dict[str, Any]:
-    """A figure of a row: {"value", "low", "high", "sd"}; AUC is the same in both columns."""
+    """Return a figure of a row: {"value", "low", "high", "sd"}; AUC is the same in both columns."""
     figure: dict[str, Any] = row["auc"] if metric == "auc" else row[column][metric]
     return figure
 
 
 def _numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
-    """A figure as a row of the CSV (`HEADER`)."""
+    """Return a figure as a row of the CSV (`HEADER`)."""
     figure = _figure(row, column, metric)
     own = (row["method"], row["training_images"], row["proxies"], "" if metric == "auc" else column, metric)
     return ("measured", *own, figure["value"], figure["low"], figure["high"], figure["sd"])
 
 
 def _reach(figure: dict[str, Any]) -> tuple[float, float]:
-    """The distances from the value to the ends of its interval, 0 without one."""
+    """Return the distances from the value to the ends of its interval, 0 without an interval."""
     value, low, high = figure["value"], figure["low"], figure["high"]
     return (0, 0) if low is None else (max(0, value - low), max(0, high - value))
 
 
 def _legend(axes: Iterable[Axes]) -> dict[str, Any]:
-    """Label -> handle, each label once."""
+    """Return label -> handle, with each label once."""
     return {label: h for axis in axes for h, label in zip(*axis.get_legend_handles_labels(), strict=True)}
 
 

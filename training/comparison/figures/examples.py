@@ -37,7 +37,7 @@ HEADER = ("query", "quantile", "ndcg", "rank", "shared", "missing", "more")
 SIDE, GAP, LINE, LEFT, TOP = 1.2, 0.17, 0.125, 0.8, 0.85
 PIXELS = 180
 
-#: How many of the query's findings a neighbour shares -> colour and line of its frame.
+#: Which of the query's findings a neighbour shares -> colour and line of its frame.
 FRAMES: dict[str, tuple[str, Any]] = {
     "all": (BLUE, "-"),
     "some": (BLUE, (0, (3, 1.2))),
@@ -62,12 +62,12 @@ class Agreement:
 
     @property
     def kind(self) -> str:
-        """Whether `all`, `some` or `none` of the query's findings are shared."""
+        """Whether `all`, `some` or `none` of the query's findings are shared (`FRAMES`)."""
         return "none" if not self.shared else "some" if self.missing else "all"
 
     @property
     def findings(self) -> list[tuple[str, str]]:
-        """The text below the neighbour."""
+        """The lines of text below the neighbour, as (key of MARKS, name)."""
         return [(kind, name) for kind in ("shared", "more", "missing") for name in getattr(self, kind)]
 
 
@@ -84,9 +84,9 @@ class ExampleRetrieval:
 
 
 def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """The page of the paper's method (or of the first finished one), and that of BCE for the same queries.
+    """Draw a page for the paper's method (or the first finished one), and one for BCE with the same queries.
 
-    There is no page if no cell is finished or no query has a finding. Raises ImageError.
+    There is no page if no cell is finished or no query has a finding. Raises ImageError if an image cannot be read.
     """
     cells = shown_cells(report, plan, dict.fromkeys(("proxy-negative", "proxy", *METHODS)))
     if not cells:
@@ -106,10 +106,10 @@ def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
 
 
 def choose_queries(ndcg: Floats) -> dict[int, int]:
-    """Position of a query -> quantile (%) at which its nDCG lies, best first; [Q], NaN is left out.
+    """Choose queries by their nDCG [Q]: position of a query -> its quantile (%), best first. NaN is left out.
 
-    Of n queries in rising order (stable), quantile q is the one nearest to place (n - 1) q / 100. If there are too few
-    queries, each is named once.
+    Of n queries in ascending order (stable), quantile q is the one nearest to place (n - 1) q / 100. If there are too
+    few queries, each appears once.
     """
     known = np.flatnonzero(~np.isnan(ndcg))
     order = known[np.argsort(ndcg[known], kind="stable")]
@@ -120,13 +120,13 @@ def choose_queries(ndcg: Floats) -> dict[int, int]:
 
 
 def agreement(query: Row, neighbour: Row, names: Sequence[str]) -> Agreement:
-    """By finding; uncertain (-1) counts as positive, unknown does not, as in the metrics."""
+    """Compare the findings of two images; uncertain (-1) counts as positive, unknown does not, as in the metrics."""
     own, theirs = ({n for n, v in zip(names, row.labels, strict=True) if v in (1, -1)} for row in (query, neighbour))
     return Agreement(*(tuple(n for n in names if n in group) for group in (own & theirs, own - theirs, theirs - own)))
 
 
 def examples(answers: CellAnswers, queries: dict[int, int], selection: Manifest) -> list[ExampleRetrieval]:
-    """The chosen queries (position -> quantile) with the images that a method found for them."""
+    """Return the chosen queries (position -> quantile) with the images that a method found for them."""
     asking, gallery, names = selection.split("test").rows, selection.split("train").rows, selection.labels.names
     ndcg = answers.retrieval["positive queries"].ndcg
     return [
@@ -141,7 +141,7 @@ def examples(answers: CellAnswers, queries: dict[int, int], selection: Manifest)
 
 
 def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, folder: Path) -> ReportFigure:
-    """One row per query: its nDCG, the query, its neighbours."""
+    """Draw one row per query: its nDCG, the query, its neighbours."""
     title = METHODS[method].title
     kinds = [found.kind for example in shown for _, found in example.neighbours]
     page = ReportFigure(
@@ -183,7 +183,7 @@ def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, fol
 
 
 def _draw_tile(axis: Axes, image: Row, findings: Sequence[tuple[str, str]], frame: str) -> None:
-    """An X-ray, its findings below as (key of MARKS, name), and its frame (key of FRAMES, or empty)."""
+    """Draw an X-ray, its findings below it as (key of MARKS, name), and its frame (key of FRAMES, or empty)."""
     from matplotlib.patches import Rectangle
 
     pixels = Image.fromarray(read_image(image.image).pixels)

@@ -1,8 +1,8 @@
 """The gallery in two dimensions by t-SNE, like the paper's two figures of the feature space.
 
 L. van der Maaten, G. Hinton, Visualizing Data using t-SNE, JMLR 2008, as in scikit-learn. The paper does not give its
-settings; here they are unit vectors, perplexity 30, a start from the principal components, seed 0, and at most 2,000
-random images. A map does not keep distances, so the figure of the negative proxies also counts neighbours in the
+settings; here they are unit vectors, perplexity 30, initialisation by principal components, seed 0, and at most 2,000
+random images. A map does not preserve distances, so the figure of the negative proxies also counts neighbours in the
 feature space itself.
 """
 
@@ -31,14 +31,14 @@ from cbmir.training.rankings import nearest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: More images overload the eye and t-SNE; fewer show nothing.
+#: Most and fewest images in a map. More would be crowded and slow, fewer would show nothing.
 MOST, LEAST = 2_000, 10
 PAIRS = 3
-#: Number of nearest images that count for each negative sample.
+#: Number of nearest images that are checked for each negative sample.
 NEIGHBOURS = 10
 HEADER = ("panel", "x", "y", "group")
 
-#: Light and dark, filled and open, to distinguish them without colour.
+# Styles differ in lightness, and in filled or open markers, so that they do not depend on colour.
 _DUST: dict[str, Any] = {"marker": "o", "color": LIGHT, "s": 3, "linewidths": 0}
 _TRIANGLES: dict[str, Any] = {"marker": "^", "color": SKY, "s": 12, "linewidths": 0}
 _RINGS: dict[str, Any] = {"marker": "o", "facecolors": "none", "edgecolors": VERMILLION, "s": 9, "linewidths": 0.7}
@@ -47,13 +47,14 @@ _DOTS: dict[str, Any] = {"marker": "o", "color": ORANGE, "s": 8, "linewidths": 0
 _CROSSES: dict[str, Any] = {"marker": "x", "color": BLACK, "s": 7, "linewidths": 0.6}
 
 Mask = NDArray[np.bool_]
-#: A group's name, which of the drawn images are in it, and their style.
+#: Name of a group, which of the drawn images are in it, and their style.
 Group = tuple[str, Mask, dict[str, Any]]
 
 
 @dataclass(frozen=True, eq=False)
 class GalleryLabels:
-    """The gallery's labels: positive bool [G, C], negative bool [G] (every finding known and absent)."""
+    """The gallery's labels: positive bool [G, C], negative bool [G] (every finding is known to be absent). `drawn` are
+    the positions of the drawn images."""
 
     labels: LabelSet
     patients: Sequence[str]
@@ -67,11 +68,8 @@ class GalleryLabels:
 
 
 def draw_maps(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
-    """Maps of label pairs, and of images with and without findings; none without a finished proxy method and its
-    vectors.
-
-    Raises ManifestError if a pair of the plan names an unknown label.
-    """
+    """Draw maps of label pairs, and of images with and without findings; none without a finished proxy method and its
+    vectors. Raises ManifestError if a pair of the plan names an unknown label."""
     cells = shown_cells(report, plan, ("proxy-negative", "proxy"))
     cells = {name: cell for name, cell in cells.items() if (cell_folder(report, cell) / VECTORS).exists()}
     if not cells:
@@ -90,7 +88,7 @@ def draw_maps(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
 
 
 def read_gallery(selection: Path) -> GalleryLabels:
-    """The training images of one part, and which of them are drawn."""
+    """Read the labels of a part's training images, and choose which images are drawn."""
     rows = read_manifest(selection).split("train")
     labels = label_array(rows)
     return GalleryLabels(
@@ -103,7 +101,8 @@ def read_gallery(selection: Path) -> GalleryLabels:
 
 
 def label_pairs(asked: Sequence[str], labels: LabelSet, positive: Mask) -> list[tuple[int, int]]:
-    """Positions of the pairs "A/B", or of the three that most images carry both of. Raises ManifestError."""
+    """Return the positions of the pairs "A/B", or of the three most frequent pairs. Raises ManifestError for an unknown
+    label."""
     if asked:
         named = (pair.partition("/") for pair in asked)
         return [(labels.index(first.strip()), labels.index(second.strip())) for first, _, second in named]
@@ -114,7 +113,7 @@ def label_pairs(asked: Sequence[str], labels: LabelSet, positive: Mask) -> list[
 
 
 def tsne(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [N, D] -> [N, 2]; the same vectors give the same map."""
+    """Map float32 [N, D] -> [N, 2]; the same vectors give the same map."""
     manifold = require("sklearn.manifold", "train")
     perplexity = min(30.0, (len(vectors) - 1) / 3)
     points = manifold.TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(vectors)
@@ -122,7 +121,7 @@ def tsne(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def negative_share(vectors: NDArray[np.float32], gallery: GalleryLabels) -> float:
-    """Share of negative images among the 10 nearest gallery images of each drawn negative one, [G, D] unit vectors.
+    """Return the share of negatives among the 10 gallery images nearest to each drawn negative: unit vectors [G, D].
 
     Images of the same patient are left out.
     """

@@ -1,4 +1,4 @@
-"""The common style of the report's figures, and their three files.
+"""The common style of the report's figures, and the three files of each.
 
 Colours are those of M. Okabe and K. Ito ("Color Universal Design", 2008), which colour-blind readers can distinguish;
 marker, line and hatch differ as well, so every figure also works in greyscale.
@@ -34,7 +34,7 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """NAME.png, NAME.svg, and NAME.csv with the numbers behind them. `caption` describes the figure."""
+    """A figure with the files NAME.png, NAME.svg, and NAME.csv, which has the numbers. `caption` describes it."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class ReportFigure:
 
 @contextmanager
 def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterator[Figure]:
-    """An empty figure, in inches; draw and save it inside the block."""
+    """Yield an empty figure of this size in inches; draw and save it inside the block."""
     matplotlib = require("matplotlib", "train")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -57,12 +57,12 @@ def sheet(width: float, height: float, *, layout: Any = "constrained") -> Iterat
 def save(
     figure: Figure, picture: ReportFigure, folder: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]
 ) -> ReportFigure:
-    """Write the three files; the same figure gives the same bytes. None is an empty cell."""
+    """Write the three files; the same figure gives the same bytes. None becomes an empty cell."""
     folder.mkdir(parents=True, exist_ok=True)
     metadata: dict[str, dict[str, str | None]] = {"png": {}, "svg": {"Date": None}}
     for kind, more in metadata.items():
         with replacing(folder / f"{picture.name}.{kind}") as temporary:
             figure.savefig(temporary, format=kind, dpi=150, metadata={"Title": picture.title} | more)
-        figure.set_layout_engine("none")  # lay out once: both files are alike, in half the time
+        figure.set_layout_engine("none")  # lay out only once: half the time, and both files look the same
     write_csv(folder / f"{picture.name}.csv", [header, *rows])
     return picture

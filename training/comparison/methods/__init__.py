@@ -1,1 +1,1 @@
-"""The compared methods: `registry` names all of them; the other files hold those that train no network."""
+"""The compared methods: `registry` lists them all; the other files implement those that do not train a network."""

@@ -1,7 +1,7 @@
 """The compared methods: those of the paper's Table 1, in its order, then others.
 
-A method either trains the shared encoder with its own loss (`training`), or answers (`answer`) from the features of the
-BCE network or from the images. All share selections, image sizes, augmentation and metrics.
+A method either trains the shared encoder with its own loss (`training`), or computes its answer (`answer`) from the
+features of the BCE network or from the images. All share selections, image sizes, augmentation and metrics.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cbmir.training.metrics import Similarity, inner_products
 class Given:
     """The input of a method without its own network: the BCE network's vectors, or the images.
 
-    `bce` is empty unless the method needs it, else `query` float32 [Q, D] with `scores` [Q, C], and `gallery` [G, D].
-    `targets` are the gallery's, [G, C] in {0, 1, NaN}; the queries' labels are not given. `images` returns the centre
-    crops of a split (`test` for queries, `train` for the gallery), uint8 [N, S, S].
+    If the method needs `bce`, it has `query` float32 [Q, D] with `scores` [Q, C], and `gallery` [G, D]; else it is
+    empty. `targets` are the gallery's, [G, C] in {0, 1, NaN}; the queries' labels are withheld. `images` returns the
+    centre crops of a split (`test` for queries, `train` for the gallery), uint8 [N, S, S].
     """
 
     bce: Mapping[str, NDArray[np.float32]]
@@ -39,7 +39,7 @@ class Given:
 
 @dataclass(frozen=True, eq=False)
 class MethodAnswer:
-    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None without any), and its similarity."""
+    """A method's vectors, float32 [Q, D] and [G, D], its scores [Q, C] (None if it has no scores) and similarity."""
 
     query: NDArray[np.float32]
     gallery: NDArray[np.float32]
@@ -53,10 +53,10 @@ class Method:
 
     Attributes:
         paper: The paper's own figures, protocol -> metric -> value.
-        training: Changes to TrainConfig. Negative proxies are the protocol's unless stated.
-        answer: Replaces training a network.
-        many_proxies: Whether the number of proxies per class is a choice.
-        chosen: Our choices where the method's source leaves them open.
+        training: Changes to TrainConfig. The protocol decides on negative proxies unless stated here.
+        answer: Computes the answer without training a network.
+        many_proxies: Whether the number of proxies per class is an option.
+        chosen: Our choices of details that the method's source leaves open.
     """
 
     name: str
@@ -202,10 +202,10 @@ METHODS: dict[str, Method] = {
     )
 }  # fmt: skip
 
-#: The default methods of a sweep, those of the paper's figures.
+#: The default methods of a sweep: those of the paper's figures.
 SWEPT = ("bce", "proxy", "proxy-negative")
 
 
 def methods_of(negatives: bool) -> tuple[str, ...]:
-    """All methods of a protocol; the one with negative proxies needs images without a finding."""
+    """Return all methods of a protocol; `proxy-negative` needs images without a finding."""
     return tuple(name for name in METHODS if negatives or name != "proxy-negative")

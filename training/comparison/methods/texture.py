@@ -2,13 +2,13 @@
 
 Lan, Zhong, Liu, Shi and Luo, "A simple texture feature for retrieval of medical images", Multimedia Tools and
 Applications 77, 2018: filter with Gabor and Schmid filters, partition the filtered images into non-overlapping patches,
-and count words. Schmid's filters: "Constructing models for content-based image retrieval", CVPR 2001, as the bank of 13
-of Varma and Zisserman, "A Statistical Approach to Texture Classification from Single Images", IJCV 62, 2005.
+and count words. Schmid's filters: "Constructing models for content-based image retrieval", CVPR 2001, in the bank of 13
+by Varma and Zisserman, "A Statistical Approach to Texture Classification from Single Images", IJCV 62, 2005.
 
-The paper does not define a word. Here patches are 8 px wide and described by mean and standard deviation of each
-filter's magnitude, scaled to unit variance, with 200 words by k-means. Gabor filters have 4 orientations and
-wavelengths of 4 and 8 px, a bandwidth of about one octave and an aspect ratio of 0.5. Images are scaled to mean 0 and
-variance 1 and mirrored at their borders. Histograms sum to 1; their distance is chi-squared.
+The paper does not define a word. Here patches are 8 px wide and described by the mean and standard deviation of each
+filter's magnitude, scaled to unit variance; k-means gives 200 words. Gabor filters have 4 orientations, wavelengths of
+4 and 8 px, a bandwidth of about one octave and an aspect ratio of 0.5. Images are scaled to mean 0 and variance 1 and
+mirrored at their borders. Histograms sum to 1 and are compared by chi-squared distance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Kernel = NDArray[np.complex64] | NDArray[np.float32]
 
 
 class TextureDescriptor:
-    """Learns its words from grey images, uint8 [N, S, S], S >= 8. Raises RunError for too few patches."""
+    """A bag of words, learned from grey images uint8 [N, S, S], S >= 8. Raises RunError for too few patches."""
 
     def __init__(self, images: NDArray[np.uint8], *, seed: int, words: int = 200) -> None:
         self._words = words
@@ -53,7 +53,7 @@ class TextureDescriptor:
         self._means = MiniBatchKMeans(words, random_state=seed, n_init=3).fit(self._scaler.transform(patches))
 
     def describe(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Histograms of words: uint8 [M, S, S] -> float32 [M, W], each row with sum 1."""
+        """Return histograms of words: uint8 [M, S, S] -> float32 [M, W]; each row sums to 1."""
         return np.concatenate([self._histograms(block) for block in _blocks(images)])
 
     def _histograms(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -63,9 +63,9 @@ class TextureDescriptor:
         return np.asarray(np.stack(counts) / patches.shape[1], dtype=np.float32)
 
     def _patches(self, block: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """Mean and deviation of each filter's magnitude in each whole patch: [B, S, S] -> float32 [B, P, 2F]."""
+        """Return mean and deviation of each filter's magnitude per whole patch: [B, S, S] -> float32 [B, P, 2F]."""
         across = block.shape[1] // PATCH
-        # [S, across]: a product with it gives means over patches many times faster than means over tiles of a view.
+        # [S, across]: multiplying by it averages over patches, many times faster than averaging a tiled view.
         tiles = np.eye(block.shape[1], across * PATCH, dtype=np.float32).reshape(-1, across, PATCH).mean(axis=2)
         statistics = []
         for magnitude in magnitudes(block, self._bank):
@@ -75,22 +75,22 @@ class TextureDescriptor:
 
 
 def texture_similarity(query: NDArray[np.float32], gallery: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Minus the chi-squared distance, sum (a - b)^2 / (a + b) / 2, in [-1, 0]: [W], [G, W] -> float32 [G]."""
+    """Return minus the chi-squared distance, sum (a - b)^2 / (a + b) / 2, in [-1, 0]: [W], [G, W] -> float32 [G]."""
     total = query + gallery
     return np.asarray((np.square(query - gallery) / np.where(total > 0, total, 1)).sum(axis=1) / -2)
 
 
 def filter_bank() -> list[Kernel]:
-    """8 Gabor filters, complex64, and 13 Schmid filters, float32: [2 RADIUS + 1, 2 RADIUS + 1] each."""
+    """Return 8 Gabor filters, complex64, and 13 Schmid filters, float32, each [2 RADIUS + 1, 2 RADIUS + 1]."""
     angles = np.pi * np.arange(ORIENTATIONS) / ORIENTATIONS
     gabors: list[Kernel] = [gabor(wavelength, angle) for wavelength in WAVELENGTHS for angle in angles]
     return gabors + [schmid(sigma, tau) for sigma, tau in SCHMID]
 
 
 def gabor(wavelength: float, angle: float) -> NDArray[np.complex64]:
-    """exp(-(x'^2 + y'^2 / 4) / 2 s^2) (exp(2 pi i x' / wavelength) - c), s = 0.56 wavelength, c for a sum of 0.
+    """Return exp(-(x'^2 + y'^2 / 4) / 2 s^2) (exp(2 pi i x' / wavelength) - c), where s = 0.56 wavelength.
 
-    x' runs along `angle`, y' across it, both in px. Absolute values sum to 1.
+    x' runs along `angle`, y' across it, both in px. c makes the sum 0. Absolute values sum to 1.
     """
     y, x = np.mgrid[-RADIUS : RADIUS + 1, -RADIUS : RADIUS + 1]
     along, across = x * np.cos(angle) + y * np.sin(angle), y * np.cos(angle) - x * np.sin(angle)
@@ -101,9 +101,9 @@ def gabor(wavelength: float, angle: float) -> NDArray[np.complex64]:
 
 
 def schmid(sigma: float, tau: float) -> NDArray[np.float32]:
-    """F0 + cos(pi tau r / sigma) exp(-r^2 / 2 sigma^2) for r up to RADIUS, F0 for a sum of 0; all in px.
+    """Return F0 + cos(pi tau r / sigma) exp(-r^2 / 2 sigma^2) for r up to RADIUS, all in px.
 
-    Absolute values sum to 1.
+    F0 makes the sum 0. Absolute values sum to 1.
     """
     y, x = np.mgrid[-RADIUS : RADIUS + 1, -RADIUS : RADIUS + 1]
     r = np.hypot(x, y)
@@ -114,7 +114,7 @@ def schmid(sigma: float, tau: float) -> NDArray[np.float32]:
 
 
 def magnitudes(images: NDArray[np.uint8], bank: Sequence[Kernel]) -> Iterator[NDArray[np.float32]]:
-    """Magnitude of each filter's response, one filter after the other: uint8 [B, S, S] -> float32 [B, S, S] each."""
+    """Yield the magnitude of each filter's response: uint8 [B, S, S] -> float32 [B, S, S] each."""
     centred = images - images.mean(axis=(1, 2), keepdims=True, dtype=np.float32)
     deviation = centred.std(axis=(1, 2), keepdims=True)
     standard = centred / np.where(deviation > 0, deviation, 1)

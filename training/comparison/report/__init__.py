@@ -1,1 +1,1 @@
-"""REPORT/index.html, report.md and tables/*.csv, from results.json, with the same content."""
+"""REPORT/index.html, report.md and tables/*.csv: the same content in three forms, made from results.json."""

@@ -9,12 +9,12 @@ from cbmir.training.comparison.report.tables import NOTHING, Column, Table, Tabl
 from cbmir.training.comparison.results import Results, ordered
 from cbmir.training.config import TrainConfig
 
-#: Fields of TrainConfig that a method or a part decides.
+#: Fields of TrainConfig that a method or a part determines.
 _OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
 
 
 def selections_table(results: Results) -> Table:
-    """Images and patients of each part."""
+    """Return the numbers of images and patients of each part."""
     splits = {"train": "training", "val": "validation", "test": "queries"}
     counts = [Column(f"{title}, {what}", ("",)) for title in splits.values() for what in ("images", "patients")]
     rows = tuple(
@@ -29,7 +29,7 @@ def selections_table(results: Results) -> Table:
 
 
 def options_table(results: Results) -> Table:
-    """The options of all methods that train a network, with the defaults."""
+    """Return the options shared by all methods that train a network, including defaults."""
     defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
     options = defaults | results["plan"]["training"]
     if options["class_weights"] is None:
@@ -40,7 +40,7 @@ def options_table(results: Results) -> Table:
 
 
 def machine_table(results: Results) -> Table:
-    """The machine and the versions that made the report."""
+    """Return the machine and the versions that made the report."""
     hardware = results["hardware"]
     facts = {"processor": hardware["processor"], "cores": str(hardware["processors"])}
     facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
@@ -51,7 +51,7 @@ def machine_table(results: Results) -> Table:
 
 
 def times_table(results: Results) -> Table:
-    """The parts of every row and their run time."""
+    """Return the parts of every row and their run time."""
     names = ("training images", "proxies per class", "parts finished", "parts", "run time")
     rows = tuple(
         (
@@ -70,7 +70,7 @@ def times_table(results: Results) -> Table:
 
 
 def duration(seconds: float) -> str:
-    """`1 h 02 min`, `3 min 20 s` or `12 s`."""
+    """Format as `1 h 02 min`, `3 min 20 s` or `12 s`."""
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60:,} h {minutes % 60:02} min"
@@ -78,6 +78,6 @@ def duration(seconds: float) -> str:
 
 
 def _per_class(counts: Sequence[int]) -> TableCell:
-    """`2` if every class has as many, else `1 to 8`."""
+    """Return a number such as `2` if it is the same for every class, else a range such as `1 to 8`."""
     least, most = min(counts, default=None), max(counts, default=None)
     return number(least) if least == most else TableCell(f"{least} to {most}")

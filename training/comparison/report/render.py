@@ -1,4 +1,4 @@
-"""REPORT: results.json, and what is made from it: index.html, report.md, tables/*.csv and figures/."""
+"""The folder REPORT: results.json, and the files made from it: index.html, report.md, tables/*.csv and figures/."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from cbmir.training.pool import RESAMPLES
 
 log = logging.getLogger("cbmir")
 
-#: An SVG of more bytes (thousands of points) is shown as PNG if that is smaller.
+#: An SVG of more bytes (thousands of points) is replaced by the PNG if that is smaller.
 LARGE = 200_000
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
 def write_report(report: Path, plan: Plan) -> Path:
-    """Write the report of all finished cells, each file whole; returns the path of index.html, the last file."""
+    """Write the report of all finished cells, each file atomically; return the path of index.html, written last."""
     results, figures, texts = make_results(report, plan), report / "figures", report / "tables"
     for folder in (figures, texts):
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,12 +59,12 @@ def write_report(report: Path, plan: Plan) -> Path:
 
 
 def markdown(said: dict[str, Any]) -> str:
-    """Text of report.md; figures are linked as figures/NAME.png, tables as tables/NAME.csv."""
+    """Return the text of report.md, with links to figures/NAME.png and tables/NAME.csv."""
     return _environment(_escape_markdown).get_template("report.md.j2").render(said)
 
 
 def page(said: dict[str, Any], figures: Path) -> str:
-    """Text of index.html, with the figures of the folder `figures` inside; other files are only linked."""
+    """Return the text of index.html. The figures in the folder `figures` are embedded; other files are only linked."""
     style, script = ((_TEMPLATES / name).read_text("utf-8") for name in ("report.css", "report.js"))
     environment = _environment()
     environment.filters |= {"anchor": _anchor, "digest": _digest}
@@ -82,15 +82,15 @@ def _environment(finalize: Callable[[Any], Any] | None = None) -> Environment:
 
 
 def _escape_markdown(value: Any) -> Any:
-    """`value` on one line, with markup, HTML and links escaped; the output of macros is left alone."""
+    """Return `value` on one line, with markup, HTML and links escaped; the output of macros stays as it is."""
     if isinstance(value, Markup):
         return value
     text = re.sub(r"([\\`*_~|<>&$])", r"\\\1", " ".join(str(value).split()))
-    return Markup(text.replace("](", r"]\("))  # not HTML, which jinja would escape again
+    return Markup(text.replace("](", r"]\("))  # as Markup, so that jinja does not escape it again
 
 
 def _image(figures: Path, name: str) -> str:
-    """A figure as a data: address; an image element runs no script of an SVG and keeps its ids separate."""
+    """Return a figure as a data: URL for an image element, which runs no scripts of an SVG and isolates its ids."""
     drawing, pixels = (figures / f"{name}.{kind}" for kind in ("svg", "png"))
     small = drawing.stat().st_size <= max(LARGE, pixels.stat().st_size)
     path, kind = (drawing, "svg+xml") if small else (pixels, "png")
@@ -102,11 +102,11 @@ def _anchor(text: str) -> str:
 
 
 def _digest(text: str) -> str:
-    """The Content-Security-Policy source that allows an inline style or script."""
+    """Return the Content-Security-Policy source that allows an inline style or script."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-#: A difference is reported for a smaller corrected p, if the interval agrees.
+#: A difference is reported if its corrected p is smaller and its interval excludes 0.
 SIGNIFICANT = 0.05
 
 PATIENTS_NOTICE = (
@@ -116,7 +116,7 @@ PATIENTS_NOTICE = (
 
 
 def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, Any]:
-    """The variables of `templates/content.j2`; `tables` are in the order of the report, by section."""
+    """Return the variables of `templates/content.j2`; `tables` are in the order of the report, by section."""
     protocol = results["protocol"]
     table = "" if PROTOCOLS[protocol["name"]].labels else f" {results['plan']['manifest']}"
     return {
@@ -142,7 +142,7 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
 
 
 def report_tables(results: Results) -> dict[str, list[tables.Table]]:
-    """All of them by section, in the order of the report."""
+    """Return all tables by section, in the order of the report."""
     breakdowns = (tables.finding_table(results), tables.retrieval_table(results), *tables.breakdown_tables(results))
     return {
         "yardstick": [tables.yardstick_table(results)],
@@ -155,7 +155,7 @@ def report_tables(results: Results) -> dict[str, list[tables.Table]]:
 
 
 def compared(results: Results) -> str:
-    """What was compared, in two sentences."""
+    """Describe in two sentences what was compared."""
     rows, plan, protocol = headline(results), results["plan"], results["protocol"]
     suffix = f"-{rows[0]['size']}" if rows and rows[0]["size"] else ""
     parts = [one for one in results["selections"] if re.fullmatch(rf"seed\d+(-fold\d+)?{suffix}", one["part"])]
@@ -172,7 +172,7 @@ def compared(results: Results) -> str:
 
 
 def best_statement(results: Results) -> str:
-    """Which method is best by the yardstick, or why no method is."""
+    """State which method is best by the yardstick, or why no method is."""
     best, titles = results["best"], {name: method["title"] for name, method in results["methods"].items()}
     leaders = best["leaders"]
     if best["method"]:
@@ -200,7 +200,7 @@ def best_statement(results: Results) -> str:
 
 
 def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[str]:
-    """Which methods' nDCG differs from BCE's, in which direction, and which do not differ."""
+    """Yield sentences: which methods have a higher or lower nDCG than BCE, and which do not differ."""
     found: dict[str, list[str]] = {"higher": [], "lower": [], "alike": []}
     for row in headline(results):
         if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:

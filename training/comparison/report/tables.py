@@ -31,7 +31,7 @@ PAPER_NOTE = (
 
 @dataclass(frozen=True)
 class TableCell:
-    """`detail` follows `text`, in smaller type. `numbers` replace both in the CSV file."""
+    """A cell of a table. `detail` follows `text` in smaller type. `numbers` replace both in the CSV file."""
 
     text: str
     detail: str = ""
@@ -45,14 +45,14 @@ NOTHING = TableCell("\N{EN DASH}", numbers=(None,))
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers has as many columns in the CSV file as `fields`, which are their endings; a column of text
-    has one."""
+    """A column of a table. For numbers, the CSV file has one column for each of `fields`, the endings of their titles;
+    for text it has one column."""
 
     title: str
     fields: tuple[str, ...] = ()
 
     def record(self, cell: TableCell) -> list[str]:
-        """A cell's fields in the CSV file: numbers unrounded, empty without a value."""
+        """Return a cell's fields in the CSV file: numbers are not rounded, and a missing value is empty."""
         if not self.fields:
             return [cell.text]
         if not cell.numbers:  # text in a column of numbers: failed, reference
@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """`name` is that of its CSV file; `notes` appear below it."""
+    """A table of the report. `name` is that of its CSV file; `notes` appear below it."""
 
     name: str
     title: str
@@ -72,25 +72,25 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def records(self) -> Iterator[list[str]]:
-        """The rows of the CSV file, header first."""
+        """Yield the rows of the CSV file, header first."""
         yield [column.title + field for column in self.columns for field in column.fields or ("",)]
         for row in self.rows:
             yield [text for column, cell in zip(self.columns, row, strict=True) for text in column.record(cell)]
 
 
 def is_sweep(results: Results) -> bool:
-    """Whether there are several sizes or numbers of proxies."""
+    """Return whether there are several sizes or numbers of proxies."""
     return len(results["plan"]["sizes"]) > 1 or len(results["plan"]["proxies"]) > 1
 
 
 def row_title(results: Results, row: Row) -> str:
-    """The method's title, and the number of finished parts unless all are finished."""
+    """Return the method's title, and the number of finished parts unless all are finished."""
     title: str = results["methods"][row["method"]]["title"]
     return title if row["finished"] == row["cells"] else f"{title} ({row['finished']} of {row['cells']} parts)"
 
 
 def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
-    """One line for each error of these rows' cells: the method, the number of times, the error and the log."""
+    """Yield one line per error of these rows' cells: the method, the error, the log, and how often it occurred."""
     shown = {Cell(Part(0, 0, row["size"]), row["method"], row["proxies"]).name for row in rows}
     logs: dict[tuple[str, str], list[str]] = {}
     for failed in results["failed"]:
@@ -102,7 +102,7 @@ def failures(results: Results, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def measure(value: dict[str, float | None], *, signed: bool = False) -> TableCell:
-    """`+0.023 [0.010, 0.036] ± 0.004`: only a difference has a sign, and only several seeds have the sd."""
+    """Format as `+0.023 [0.010, 0.036] ± 0.004`. Only differences get a plus sign, and only several seeds the sd."""
     text, _, detail = figure(value).replace("-", "\N{MINUS SIGN}").partition(" ")
     if signed and (value["value"] or 0) > 0:
         text = f"+{text}"
@@ -116,7 +116,7 @@ def number(value: float | None, form: str = ",") -> TableCell:
 
 
 def yardstick_table(results: Results) -> Table:
-    """AUC and nDCG corrected for chance, which choose a method, and the calibration error."""
+    """Return AUC and nDCG corrected for chance, which determine the best method, and the calibration error."""
     rows = headline(results)
     shown = [("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED)]
     cells = [
@@ -139,7 +139,7 @@ def yardstick_table(results: Results) -> Table:
 
 
 def lists_table(results: Results) -> Table:
-    """Figures of the lists as a whole, and at the end those of the gallery and of random lists."""
+    """Return figures of whole lists, and in the last row those of the gallery and of random lists."""
     rows = [row for row in headline(results) if row["finished"]]
     single = ("gallery_shown", "hubness_skewness")
     cells = [
@@ -162,7 +162,7 @@ def lists_table(results: Results) -> Table:
 
 
 def main_table(results: Results, column: str) -> Table:
-    """One row per method for one column of figures, rankings that ignore the query last."""
+    """Return one row per method for one column of figures, and last the rankings that ignore the query."""
     rows, methods = headline(results), results["methods"]
     given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
@@ -188,7 +188,7 @@ def main_table(results: Results, column: str) -> Table:
 
 
 def sweep_table(results: Results, column: str) -> Table:
-    """One row per method, training-set size and number of proxies."""
+    """Return one row per method, training-set size and number of proxies."""
     rows = ordered(results)
     cells = tuple(
         (TableCell(row_title(results, row)), _size(row), _proxies(row), *_measures(results, row, column))
@@ -200,7 +200,7 @@ def sweep_table(results: Results, column: str) -> Table:
 
 
 def finding_table(results: Results) -> Table:
-    """AUC by finding, one column per method that has an AUC."""
+    """Return AUC by finding, with one column per method that has an AUC."""
     rows = [row for row in headline(results) if row.get("auc", {}).get("value") is not None]
     labels = results["protocol"]["labels"]
     cells = tuple((TableCell(spelled(name)), *(measure(row["auc_by_label"][name]) for row in rows)) for name in labels)
@@ -213,7 +213,7 @@ def finding_table(results: Results) -> Table:
 
 
 def retrieval_table(results: Results) -> Table:
-    """For queries that have a finding, the share of their first k that have it too; one column per method."""
+    """Return, by finding, the share of the first k that have it for queries that have it; one column per method."""
     rows = [row for row in headline(results) if row["finished"]]
     shares = [{**row["retrieval_by_label"], "no finding at all": row["healthy_queries"]} for row in rows]
     most = max(zip(rows, shares, strict=True), key=lambda one: one[0]["finished"], default=({}, {}))[1]
@@ -232,7 +232,7 @@ def retrieval_table(results: Results) -> Table:
 
 
 def breakdown_tables(results: Results) -> Iterator[Table]:
-    """nDCG by view and by source of the query, if the manifest has them."""
+    """Yield nDCG by view and by source of the query, if the manifest has them."""
     rows = [row for row in headline(results) if row["finished"]]
     for attribute in ("views", "sources"):
         for column in QUERIES:
@@ -252,7 +252,7 @@ def breakdown_tables(results: Results) -> Iterator[Table]:
 def _columns(results: Results) -> tuple[Column, ...]:
     measured = (Column(metric_title(results, metric), MEASURE) for metric in METRICS)
     gains = (f"{metric_title(results, metric)} \N{MINUS SIGN} BCE" for metric in COMPARED)
-    # in a CSV file the difference distinguishes the two p
+    # in a CSV file, the title of the difference distinguishes the two p columns
     compared = ((Column(gain, MEASURE[:3]), Column("p (Holm)", (f" of {gain}",))) for gain in gains)
     return (*measured, *(column for pair in compared for column in pair))
 
