@@ -1,8 +1,7 @@
 """results.json: all figures of the report, from the answers of the finished cells; and the rows to show.
 
 Queries of several seeds and folds are pooled; a patient in several of them is drawn or flipped as one. The intervals
-are over patients and hold for these training runs; `sd`, over the seeds' means, shows how much another run would
-differ.
+are over patients, for these training runs; `sd`, over the seeds' means, shows how much another run would differ.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def paint(findings: tuple[PhantomFinding, ...], half: Half) -> Layers:
 
 
 def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Fluid that fills the pleural space from below; its upper border climbs along the wall (meniscus)."""
+    """Paint fluid that fills the pleural space from below; its upper border climbs along the wall (meniscus)."""
     height = 0.075 + 0.30 * finding.severity
     climb = (0.05 + 0.05 * finding.severity) * np.exp(-(half.lateral - U) / (0.05 + 0.04 * finding.severity))
     fluid = half.lung * soft(Y - (half.base - height - climb), 0.022)
@@ -43,7 +43,7 @@ def _effusion(finding: PhantomFinding, half: Half, layers: Layers, rng: np.rando
 
 
 def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Air between the wall and a collapsed lung, mostly at the apex; the pleura is visible as a line."""
+    """Paint air between the wall and a collapsed lung, mostly at the apex; the pleura is visible as a line."""
     gap = 0.03 + 0.10 * finding.severity
     apex = half.apex + 0.04 + 0.15 * finding.severity
     lateral, medial = lung_borders(apex, half.base, half.width - gap, tip=LUNG_TIP - 0.2 * gap)
@@ -62,7 +62,7 @@ def _pneumothorax(finding: PhantomFinding, half: Half, layers: Layers, rng: np.r
 
 
 def _consolidation(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A patch of filled alveoli that ends at a fissure, with bronchi that still contain air."""
+    """Paint a patch of filled alveoli that ends at a fissure, with bronchi that still contain air."""
     u, y = half.place(finding.zone, rng.uniform(0.3, 0.6), rng.uniform(0.3, 0.8))
     radius = 0.085 + 0.055 * finding.severity
     r = np.hypot(U - u, (Y - y) * rng.uniform(0.9, 1.3)) / radius
@@ -80,7 +80,7 @@ def _consolidation(finding: PhantomFinding, half: Half, layers: Layers, rng: np.
 
 
 def _edema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Haze around the hila that spares the periphery (bat wing), wide blurred vessels, and Kerley's B lines."""
+    """Paint haze around the hila that spares the periphery (bat wing), wide blurred vessels, and Kerley's B lines."""
     u, y = half.hilum
     wing = np.exp(-(((U - u - 0.055) / 0.095) ** 2) - ((Y - y - 0.04) / 0.17) ** 2)
     haze = np.clip(wing * (1 + 0.22 * cloud(rng, 22)), 0, 1) * half.lung
@@ -94,7 +94,7 @@ def _edema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.G
 
 
 def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Plates of airless lung above a raised diaphragm, and a wedge beside the heart if a lobe has lost volume."""
+    """Paint plates of airless lung above a raised diaphragm, and a wedge beside the heart (a lobe without volume)."""
     plates = Pen()
     for step in range(2 + int(finding.severity > 0.4)):
         u, y = half.place(LOWER, 0.02 + 0.1 * step, 0.95 - 0.4 * step + rng.uniform(-0.1, 0.1))
@@ -107,7 +107,7 @@ def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.ra
 
 
 def _spot(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A nodule or mass: round, of diameter `finding.diameter_cm`, with a slightly irregular border."""
+    """Paint a nodule or mass: round, of diameter `finding.diameter_cm`, with a slightly irregular border."""
     density, wobble = (0.29, 0.04) if finding.label == "Nodule" else (0.31, 0.14)
     radius = finding.diameter_cm * CM / 2
     u, y = half.place(finding.zone, rng.uniform(0.35, 0.7), rng.uniform(0, 1))
@@ -121,7 +121,7 @@ def _spot(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Ge
 
 
 def _emphysema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """More air, fewer and thinner vessels; bullae in the upper zones. The flat diaphragm is in `anatomy`."""
+    """Paint more air, fewer and thinner vessels, and bullae in the upper zones. The flat diaphragm is in `anatomy`."""
     layers.air *= 1.13 + 0.12 * finding.severity
     layers.vessels *= 0.55 - 0.25 * finding.severity
     for _ in range(2):
@@ -132,7 +132,7 @@ def _emphysema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.rand
 
 
 def _pleural_thickening(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """A band along the wall: a cap over the apex, or a plaque beside the middle zone."""
+    """Paint a band along the wall: a cap over the apex, or a plaque beside the middle zone."""
     thickness = (0.028 + 0.024 * finding.severity) * (1 + 0.15 * cloud(rng, 16)[:, :1])
     if finding.zone == UPPER:
         lateral, _ = lung_borders(half.apex + 1.6 * float(thickness.mean()), half.base, half.width)

@@ -1,4 +1,4 @@
-"""One reader per data set. Each returns a Manifest, so later code does not depend on the data set."""
+"""One reader per data set. Each returns a Manifest, so other code does not depend on the data set."""
 
 from cbmir.training.readers.chexpert import read_brax, read_chexpert
 from cbmir.training.readers.covid import read_covid, read_ralo

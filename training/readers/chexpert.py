@@ -1,5 +1,5 @@
-"""CheXpert (Irvin et al., AAAI 2019): its published tables, and the 14 columns that MIMIC-CXR and BRAX share; and BRAX
-(Reis et al., Scientific Data 2022): its spreadsheet as PhysioNet ships it, PNG or DICOM images."""
+"""CheXpert (Irvin et al., AAAI 2019), with its published tables, whose 14 columns MIMIC-CXR and BRAX share; and BRAX
+(Reis et al., Scientific Data 2022), with its spreadsheet as PhysioNet ships it and PNG or DICOM images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbmir.training.readers import common
 
 Blank = Literal["zero", "unknown"]
 
-#: CheXpert's 14 columns without "No Finding", which is the absence of the others.
+#: CheXpert's 14 columns without "No Finding", which means the absence of the others.
 CHEXPERT_13 = (
     "Enlarged Cardiomediastinum", "Cardiomegaly", "Lung Opacity", "Lung Lesion", "Edema", "Consolidation", "Pneumonia",
     "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture", "Support Devices",
@@ -39,20 +39,20 @@ def read_chexpert(
     root: Path, tables: Sequence[Path], *, findings: int = 9, frontal_only: bool = True, blank: Blank = "zero",
     missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of CheXpert.
+    """Read CheXpert into a manifest.
 
-    Patient, study and frontal or lateral come from the path; AP or PA from its column. -1 stays -1 (uncertain). Tables
-    of more than one part (train, valid, test) keep the publisher's splits; if train comes without valid, one in eight
-    of its patients, drawn by `seed`, is in val. A single part is split by patient and `seed`.
+    Patient, study, and frontal or lateral come from the path; AP or PA comes from its column. -1 stays -1 (uncertain).
+    Tables of more than one part (train, valid, test) keep the publisher's splits; with train and test but not valid,
+    one in eight training patients, drawn by `seed`, is in val. A single part is split by patient and `seed`.
 
     Args:
-        root: The folder that holds `CheXpert-v1.0-small`, or that folder itself under any name; or the one with
-            `CheXpert-v1.0 batch 1 (validate & csv)` and the other batches of today's download.
+        root: The folder that contains `CheXpert-v1.0-small`; or that folder itself, under any name; or the folder with
+            `CheXpert-v1.0 batch 1 (validate & csv)` and the other batches of the current download.
         tables: `train.csv`, `valid.csv`, `test_labels.csv`: one or more.
         findings: 9 (the paper's) or 13. With 9, an image that shows only one of the other four has every label 0; the
             sidecar counts these.
-        blank: The meaning of an empty cell (not mentioned in the report): `zero` as in the paper, or `unknown`. In a
-            row whose "No Finding" is 1 it is 0 in both.
+        blank: The meaning of an empty cell (not mentioned in the report): `zero` as in the paper, or `unknown`. If "No
+            Finding" is 1 in the row, it always means 0.
         missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
@@ -78,15 +78,15 @@ def read_chexpert(
 
 
 def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], str], tuple[int | None, ...]]:
-    """A function that reads the 13 findings of a record (and its place), with the policy `blank`.
+    """Return a function (record, file and row) -> values of the 13 findings, with the policy `blank`.
 
-    Raises ManifestError for another number of findings than 9 or 13.
+    Raises ManifestError unless `findings` is 9 or 13.
     """
     if findings not in _FINDINGS:
         raise ManifestError(f"expected 9 or 13 findings, found {findings}")
 
     def labels_of(record: Mapping[str, str], where: str) -> tuple[int | None, ...]:
-        # The labeller says that nothing was found: with any policy a blank then means absent.
+        # The labeller found nothing, so with either policy a blank means absent.
         healthy = common.label_value(record, "No Finding", where) == 1
         empty = 0 if healthy or blank == "zero" else None
         values = (common.label_value(record, name, where) for name in CHEXPERT_13)
@@ -96,12 +96,12 @@ def label_reader(findings: int, blank: Blank) -> Callable[[Mapping[str, str], st
 
 
 def kept_findings(rows: Sequence[Row], findings: int) -> Manifest:
-    """A manifest of rows with 13 findings, reduced to 9 or 13 of them."""
+    """Return a manifest of rows with 13 findings, reduced to 9 or 13 of them."""
     return common.keep_labels(Manifest(LabelSet(CHEXPERT_13), tuple(rows)), _FINDINGS[findings])
 
 
 def label_policies(findings: int, blank: Blank) -> dict[str, Any]:
-    """The sidecar's statements about labels."""
+    """Return the sidecar's entries about labels."""
     return {"findings": findings, "blank": blank, "uncertain": "kept as -1"}
 
 
@@ -119,7 +119,7 @@ def _rows(
                 f"found {text!r}"
             )
         projection = (record.get("AP/PA") or "").strip().upper()
-        # A few frontal images are marked LL or RL there: their projection is unknown.
+        # A few frontal images are marked LL or RL in this column: their projection is unknown.
         frontal = projection if projection in ("AP", "PA") else "FRONTAL"
         view = views.choose("LATERAL" if parts["view"] == "lateral" else frontal)
         labels = labels_of(record, where)
@@ -131,7 +131,7 @@ def _rows(
 
 
 def _finder(root: Path) -> Callable[[Row], Path | None]:
-    """A function that finds an image below the folder that holds CheXpert, below CheXpert's folder, or in a batch."""
+    """Return a function that finds an image below CheXpert's folder, its parent folder, or a batch."""
     batches = cache(lambda: _patients_of_batches(root))
 
     def find(row: Row) -> Path | None:
@@ -146,7 +146,7 @@ def _finder(root: Path) -> Callable[[Row], Path | None]:
 
 
 def _patients_of_batches(root: Path) -> dict[str, Path]:
-    """The folder of each patient, in folders such as `CheXpert-v1.0 batch 2 (train 1)`, or one deeper."""
+    """Return the folder of each patient, in folders such as `CheXpert-v1.0 batch 2 (train 1)`, or one level deeper."""
     found: dict[str, Path] = {}
     batches = [path for path in sorted(root.glob("*batch*")) if path.is_dir()]
     for folder in (place for batch in batches for place in (batch, *sorted(batch.iterdir()))):
@@ -163,11 +163,11 @@ def read_brax(
     folder: Path, *, findings: int = 9, blank: Blank = "zero", frontal_only: bool = True,
     missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of BRAX.
+    """Read BRAX into a manifest.
 
     Args:
         folder: The folder with `master_spreadsheet_update.csv` and `images` or `Anonymized_DICOMs`.
-        findings: As in `read_chexpert`; CheXpert's labeller for Portuguese made the labels.
+        findings: As in `read_chexpert`; the labels come from CheXpert's labeller, adapted to Portuguese.
         blank: As in `read_chexpert`.
         frontal_only: Leave out lateral images, and those without a view.
         missing: `error`, or `skip` to leave out rows without an image file.

@@ -1,4 +1,4 @@
-"""Common parts of the readers: source tables, missing images, views, boxes, chosen findings, splits and the sidecar."""
+"""Common parts of the readers: source tables, missing images, views, boxes, selected findings, splits, the sidecar."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from cbmir.training.manifest_check import summarise
 from cbmir.training.splits import assign_splits, check_splits, shuffle_patients
 
 Missing = Literal["error", "skip"]
-#: Values of a label cell: those of a manifest, and words with certainly the same meaning.
+#: Values of a label cell: those of a manifest, and words that certainly mean the same.
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
 _VAL_SHARE = 8
 _MOST_REPORT = 2**20  # bytes
-_LONGEST_LIST = 2**16  # characters of a cell
+_LONGEST_LIST = 2**16  # characters in a cell
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
 
 def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] | None = ()) -> TextTable:
-    """The named columns of a dataset's table, with `optional` None all of them. Raises ManifestError if it is missing,
-    empty or lacks a required column."""
+    """Read the given columns of a data set's table; all of them if `optional` is None. Raises ManifestError if the
+    table is missing, empty or lacks a required column."""
     if not path.is_file():
         raise ManifestError(f"{path}: expected {what}, found {'a folder' if path.is_dir() else 'no such file'}")
     required = list(required)
@@ -51,7 +51,7 @@ def read_source(path: Path, required: Iterable[str], what: str, optional: Iterab
 
 
 def read_lines(path: Path) -> list[str]:
-    """The non-empty lines of a text file (also .gz). Raises ManifestError."""
+    """Read the non-empty lines of a text file (also .gz). Raises ManifestError if it cannot be read."""
     try:
         text = read_unpacked(path).decode("utf-8-sig")
     except (OSError, ValueError) as error:
@@ -60,7 +60,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_report(path: Path) -> str:
-    """The report in a text file, or an empty text. Raises ManifestError if it cannot be read."""
+    """Read the report in a text file; empty if there is no file. Raises ManifestError if it cannot be read."""
     try:
         return read_input(path, _MOST_REPORT).decode("utf-8", "replace").strip()
     except FileNotFoundError:
@@ -76,7 +76,7 @@ def check_folder(folder: Path, what: str) -> None:
 
 
 def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
-    """The only file in a folder or its subfolders whose name matches a pattern; x.csv is preferred to x.csv.gz.
+    """Find the only file in a folder or its direct subfolders that matches a pattern; x.csv is preferred to x.csv.gz.
 
     Raises ManifestError unless there is exactly one.
     """
@@ -101,7 +101,7 @@ def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path
 
 
 def cell(record: Mapping[str, str], column: str, where: str) -> str:
-    """A record's value, stripped. Raises ManifestError if the row ends before the column."""
+    """Return a record's value, stripped. Raises ManifestError if the row ends before the column."""
     value = record.get(column)
     if value is None:
         raise ManifestError(f"{where}: the row ends before column {column!r}")
@@ -109,7 +109,7 @@ def cell(record: Mapping[str, str], column: str, where: str) -> str:
 
 
 def number(record: Mapping[str, str], column: str, where: str) -> float:
-    """A record's value as a finite number. Raises ManifestError for anything else."""
+    """Return a record's value as a finite number. Raises ManifestError for anything else."""
     text = cell(record, column, where)
     try:
         value = float(text)
@@ -121,7 +121,7 @@ def number(record: Mapping[str, str], column: str, where: str) -> float:
 
 
 def label_value(record: Mapping[str, str], column: str, where: str) -> int | None:
-    """1, 0, -1 (uncertain) or None (empty). Raises ManifestError, with row and column."""
+    """Return 1, 0, -1 (uncertain) or None (empty). Raises ManifestError, with row and column, for other values."""
     text = cell(record, column, where)
     if text not in CERTAIN_VALUES and text.lower() not in CERTAIN_VALUES:
         raise ManifestError(
@@ -131,7 +131,7 @@ def label_value(record: Mapping[str, str], column: str, where: str) -> int | Non
 
 
 def read_day(text: str, *formats: str) -> str | None:
-    """A date as YYYY-MM-DD, read as such, as YYYYMMDD or in a format of `strptime`; None for other text."""
+    """Convert YYYY-MM-DD, YYYYMMDD or a date in one of `formats` (`strptime`) to YYYY-MM-DD; None for other text."""
     day = f"{text[:4]}-{text[4:6]}-{text[6:]}" if re.fullmatch(r"\d{8}", text, re.ASCII) else text
     if is_date(day):
         return day
@@ -143,21 +143,21 @@ def read_day(text: str, *formats: str) -> str | None:
 
 @dataclass
 class Days:
-    """Dates of a table's rows. Text in other formats is empty in the manifest, and counted here."""
+    """A reader of a table's dates. It returns text in other formats as empty, and counts it in `not_read`."""
 
     formats: tuple[str, ...] = ()
     not_read: int = 0
 
     def read(self, text: str) -> str:
-        """A date as YYYY-MM-DD, or empty."""
+        """Return a date as YYYY-MM-DD, or empty."""
         day = read_day(text, *self.formats)
         self.not_read += day is None
         return day or ""
 
 
 def listed_labels(text: str) -> list[str] | None:
-    """The strings of a list in Python's or JSON's notation, [] for an empty cell; None for anything else, and for a
-    cell so long that Python's parser would need much memory."""
+    """Parse a list of strings in Python's or JSON's notation; [] for an empty cell, None for anything else, or for a
+    cell so long that Python's parser would need a lot of memory."""
     if not text or text.lower() == "nan":
         return []
     if len(text) > _LONGEST_LIST:
@@ -166,7 +166,7 @@ def listed_labels(text: str) -> list[str] | None:
         listed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         try:
-            listed = parse_json(text)  # "\u00e9" and "\/" are JSON's own
+            listed = parse_json(text)  # such as "\u00e9" and "\/"
         except ValueError:
             return None
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
@@ -175,15 +175,15 @@ def listed_labels(text: str) -> list[str] | None:
 
 
 def mapped_labels(found: Collection[str], names: Mapping[str, Collection[str]]) -> tuple[int, ...]:
-    """1 for each label of which one of the publisher's names is found, else 0."""
+    """Return 1 for each label if one of the publisher's names for it was found, else 0."""
     return tuple(int(any(name in found for name in of_label)) for of_label in names.values())
 
 
 def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
-    """The manifest with only the named labels, in the order of `names`, and their boxes.
+    """Return the manifest with only the labels `names`, in this order, and their boxes.
 
     An image that shows only other findings then has every label 0 and counts as the negative class, although it is not
-    healthy. `about["left_out"]` names the findings and counts these images.
+    healthy. `about["left_out"]` lists these findings and the number of such images.
     """
     places = [manifest.labels.index(name) for name in names]
     kept = {manifest.labels.names[place]: name for place, name in zip(places, names, strict=True)}
@@ -207,11 +207,11 @@ def keep_labels(manifest: Manifest, names: Sequence[str]) -> Manifest:
 
 @dataclass
 class ViewChoice:
-    """The views of a data set that go into its manifest, and the number of images of other views.
+    """The views of a data set that its manifest includes, and the number of images with other views.
 
     Attributes:
-        names: The publisher's name of a view -> PA, AP, LATERAL, or FRONTAL if PA or AP is unknown. Others (oblique
-            views, images of ribs) are never taken.
+        names: The publisher's name of a view -> PA, AP, LATERAL, or FRONTAL (PA or AP, not known which). Other views
+            (oblique, images of ribs) are never included.
         frontal_only: Leave out lateral views, and images without a view.
     """
 
@@ -220,7 +220,7 @@ class ViewChoice:
     left_out: Counter[str] = field(default_factory=Counter)
 
     def choose(self, name: str) -> str | None:
-        """The manifest's view, or None for an image that is left out."""
+        """Return the manifest's view, or None for an image that is left out."""
         view = self.names.get(name.upper())
         if view in ("PA", "AP") or (view == "LATERAL" and not self.frontal_only):
             return view
@@ -230,7 +230,7 @@ class ViewChoice:
         return None
 
     def policies(self, rows: Collection[Row], where: Path) -> dict[str, Any]:
-        """The sidecar's statements about views. Raises ManifestError if no image is left."""
+        """Return the sidecar's entries about views. Raises ManifestError if no image is left."""
         if not rows:
             raise ManifestError(
                 f"{where}: expected frontal images, found only others ({', '.join(self.left_out) or 'none'}); "
@@ -241,15 +241,15 @@ class ViewChoice:
 
 
 def fraction_box(label: str, edges: tuple[float, float, float, float], size: tuple[int, int], where: str) -> Box:
-    """A box in pixels as fractions of the image, clipped to the image.
+    """Convert a box in pixels to fractions of the image, clipped to the image.
 
     Args:
         edges: Left edge, upper edge, width and height.
         size: Width and height of the annotated image.
-        where: The place, for messages.
+        where: File and row, for messages.
 
     Raises:
-        ManifestError: The box lies outside.
+        ManifestError: The box is outside the image.
     """
     left, top, width, height = edges
     across = [min(max(edge, 0), size[0]) / size[0] for edge in (left, left + width)]
@@ -264,9 +264,9 @@ def fraction_box(label: str, edges: tuple[float, float, float, float], size: tup
 
 
 def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> dict[str, Path]:
-    """Every image below a folder, by its name without the ending; hidden files and folders are skipped.
+    """Find every image below a folder, by its name without the extension; hidden files and folders are skipped.
 
-    Raises ManifestError without images, or for a name that occurs twice.
+    Raises ManifestError if there are no images, or if a name occurs twice.
     """
     check_folder(folder, "the folder of the X-rays")
     index: dict[str, Path] = {}
@@ -288,16 +288,16 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
 
 
 def existing(path: Path) -> Path | None:
-    """The path of a file, or None if it is missing or no file system allows its name (`Path.is_file` raises)."""
+    """Return the path of a file, or None if it is missing or its name is not valid (`Path.is_file` would raise)."""
     return path if os.path.isfile(path) else None  # noqa: PTH113
 
 
 def locate(
     rows: Iterable[Row], find: Callable[[Row], Path | None], missing: Missing, where: Path
 ) -> tuple[list[Row], dict[str, Any]]:
-    """Find each row's image file; returns the rows that have one, and, as policies, the number of the others.
+    """Find each row's image file; return the rows that have one, and the policies, with the number of missing files.
 
-    For the others `missing` is `error` (raise ManifestError) or `skip` (leave them out, and log their number).
+    If files are missing, `error` raises ManifestError; `skip` leaves out their rows and logs the number.
     """
     located, absent = [], []
     for row in rows:
@@ -316,7 +316,7 @@ def locate(
 
 
 def with_validation(rows: Sequence[Row], seed: int) -> list[Row]:
-    """The rows with one in eight of the training patients, drawn by `seed`, in val: the same share as 70:10:20."""
+    """Move one in eight of the training patients, drawn by `seed`, to val: the same share as in 70:10:20."""
     patients = shuffle_patients((row.patient_id for row in rows if row.split == "train"), seed=seed)
     val = set(patients[: max(round(len(patients) / _VAL_SHARE), 1)])
     return [replace(row, split="val") if row.split == "train" and row.patient_id in val else row for row in rows]
@@ -326,9 +326,9 @@ def finish(
     manifest: Manifest, reader: str, sources: Collection[Path], seed: int, *, policies: dict[str, Any],
     splits: str | None = None,
 ) -> Manifest:  # fmt: skip
-    """Splits and sidecar, the same for every reader.
+    """Add splits and sidecar, in the same way for every reader.
 
-    `splits` says where the rows' splits came from; None has them assigned by patient and `seed`.
+    `splits` describes the source of the rows' splits; with None they are assigned by patient and `seed`.
     Raises ManifestError for an image listed twice, SplitError for a patient in two splits.
     """
     seen: set[str] = set()

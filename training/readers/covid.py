@@ -1,4 +1,4 @@
-"""Two data sets of COVID-19: ieee8023's collection (Cohen et al., 2020), and Stony Brook's scored X-rays (RALO)."""
+"""Two COVID-19 data sets: ieee8023's collection (Cohen et al., 2020), and Stony Brook's scored X-rays (RALO)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SCORES = "Total OPACITY"
 def read_covid(
     folder: Path, *, frontal_only: bool = True, missing: common.Missing = "error", seed: int = 0
 ) -> Manifest:
-    """A manifest of ieee8023/covid-chestxray-dataset.
+    """Read ieee8023/covid-chestxray-dataset into a manifest.
 
-    Each part of a finding such as Pneumonia/Viral/COVID-19 is a label. "todo" and "Unknown" leave every label unknown;
-    CT images are left out.
+    Each part of a finding such as Pneumonia/Viral/COVID-19 is a label. With "todo" or "Unknown", every label is
+    unknown. CT images are left out.
 
     Args:
         folder: The repository's folder, with `metadata.csv` and `images`.
@@ -67,21 +67,21 @@ def read_covid(
 
 
 def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of Stony Brook's Radiographic Assessment of Lung Opacity (doi.org/10.5281/zenodo.4633999).
+    """Read Stony Brook's Radiographic Assessment of Lung Opacity (doi.org/10.5281/zenodo.4633999) into a manifest.
 
-    Two radiologists scored the opacity of each image: Lung Opacity is 1 where both give more than 0, 0 where both give
-    0, and -1 (uncertain) where they differ.
+    Two radiologists scored the opacity of each image. Lung Opacity is 1 if both scores are above 0, 0 if both are 0,
+    and -1 (uncertain) if they disagree.
 
     Args:
         folder: The folder with `ralo-dataset-metadata.csv` and `CXR_images_scored`, whose images are numbered by row.
-        missing: `error`, or `skip` to leave rows without an image file out.
+        missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
         ManifestError: The table or the folder is not as expected.
     """
     path = common.find_file(folder, ["ralo-dataset-metadata.csv"], "RALO's table")
     table = read_table(path)
-    header = list(table.rows[0]) if table.rows else []  # the first line names groups of columns
+    header = list(table.rows[0]) if table.rows else []  # the file's first line names groups of columns
     scores = [place for place, name in enumerate(header) if name.strip() == _SCORES]
     if len(scores) != 2 or not {"Subject_ID", "Exam_DateTime"} <= set(header):
         raise ManifestError(

@@ -1,4 +1,4 @@
-"""A folder or DICOMDIR of studies: the files that are chest radiographs, with the facts in their headers."""
+"""Studies in a folder or DICOMDIR: the files that are chest radiographs, with the data in their headers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from cbmir.training.readers.common import finish
 
 DICOMDIR = "DICOMDIR"
 _DIRECTORY = "1.2.840.10008.1.3.10"  # Media Storage Directory Storage
-_MOST_READS = 2**28  # of a DICOMDIR, whose image records have some 15 elements each
+_MOST_READS = 2**28  # for a DICOMDIR, whose image records have about 15 elements each
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A file that is not in the manifest, and the reason. `damaged` if it could not be read."""
+    """A file that is not in the manifest, and the reason; `damaged` if it could not be read."""
 
     path: Path
     reason: str
@@ -43,23 +43,23 @@ def read_dicom_studies(
     place: Path, *, labels: Sequence[str] = NIH_14, allow_lateral: bool = False, intensity: str = "header",
     workers: int | None = None, seed: int = 0,
 ) -> tuple[Manifest, tuple[LeftOut, ...], dict[Path, tuple[ImageWarning, ...]]]:  # fmt: skip
-    """A manifest of the chest radiographs in a folder and its subfolders, or of those that a DICOMDIR file lists.
+    """Read the chest radiographs in a folder and its subfolders, or those listed in a DICOMDIR, into a manifest.
 
     Each file is decoded once, so every image in the manifest is readable. Patient and study ids, view and date come
-    from the header, all `labels` are unknown, and three or more patients are split 70:10:20 by `seed`.
+    from the header. All `labels` are unknown. Three or more patients are split 70:10:20 by `seed`.
 
     Args:
         place: The folder, or the DICOMDIR file.
         allow_lateral: Include lateral views, as LATERAL.
-        intensity: The policy of PreprocessSpec; a file may be blank, or its window damaged, for only one policy.
-        workers: Number of processes that decode (`work_through`).
+        intensity: The policy of PreprocessSpec; a file may be blank, or its window damaged, with only one of them.
+        workers: Number of decoding processes (`work_through`).
 
     Returns:
         The manifest; the files left out, with the reason: not DICOM, not a chest radiograph, damaged, without a patient
         id, or a copy of another file's object; and the warnings of the included images.
 
     Raises:
-        ManifestError: `place` is neither, or no file is left.
+        ManifestError: `place` is not a folder or DICOMDIR, or no file is left.
     """
     require("pydicom", "dicom")
     files, absent = _of_directory(place) if place.is_file() else _of_folder(place)
@@ -80,7 +80,7 @@ def read_dicom_studies(
 
 
 def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
-    """Write `manifest.left-out.csv` beside `manifest.csv`, or delete it if no file is left out; returns its path."""
+    """Write `manifest.left-out.csv` beside `manifest.csv`, or delete it if no file was left out; return its path."""
     path = manifest.with_suffix(".left-out.csv")
     path.unlink(missing_ok=True)
     if left_out:
@@ -119,7 +119,7 @@ def _read_all(
 def _read(
     labels: tuple[None, ...], allow_lateral: bool, intensity: str, path: Path
 ) -> tuple[Row, str, tuple[ImageWarning, ...]]:
-    """The file's row, SOP Instance UID and warnings. Raises ImageError."""
+    """Return the file's row, SOP Instance UID and warnings. Raises ImageError if it cannot be used."""
     try:
         with open_input(path) as stream:
             start = stream.read(132)
@@ -133,7 +133,7 @@ def _read(
 
 
 def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
-    """All files below a folder except DICOMDIRs, sorted, and unreadable places. Linked folders count, once each."""
+    """Return all files below a folder except DICOMDIRs, sorted, and unreadable places. Linked folders are read once."""
     if not folder.is_dir():
         raise ManifestError(f"{folder}: expected a folder of DICOM files or a DICOMDIR, found nothing")
     files: list[Path] = []
@@ -152,7 +152,7 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
         for path in (Path(place, name) for name in names if name.upper() != DICOMDIR):
             try:
                 is_file = stat.S_ISREG(path.stat().st_mode)
-            except OSError as error:  # such as a broken link
+            except OSError as error:  # e.g. a broken link
                 left_out.append(LeftOut(path, f"cannot be read: {error.strerror}", damaged=True))
                 continue
             if is_file:
@@ -163,7 +163,8 @@ def _of_folder(folder: Path) -> tuple[list[Path], list[LeftOut]]:
 
 
 def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
-    """The image files that a DICOMDIR lists (PS3.3 annex F), and those that are missing. Raises ManifestError."""
+    """Return the image files that a DICOMDIR lists (PS3.3 annex F), and those missing. Raises ManifestError if it
+    cannot be read."""
     limits, base = ImageLimits(), path.resolve().parent
     try:
         with collected_warnings(), pydicom_unlogged():
@@ -192,7 +193,7 @@ def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
 
 
 def _on_medium(base: Path, parts: Sequence[str], names: Callable[[Path], dict[str, Path]]) -> Path:
-    """The file of a DICOMDIR's record. A system may show its capitals in lower case, with a full stop and ";1" (ISO
+    """Return the file of a DICOMDIR's record. A system may show its name in lower case, or with "." or ";1" added (ISO
     9660)."""
     path = base
     for part in parts:
@@ -210,7 +211,7 @@ def _plain(name: str) -> str:
 
 
 def _file_ids(records: Iterable[object]) -> Iterator[tuple[str, ...]]:
-    """The parts of each image record's path, as ReferencedFileID has them."""
+    """Yield the parts of each image record's path, from ReferencedFileID."""
     for record in records:
         names = record.get("ReferencedFileID") if record.get("DirectoryRecordType") == "IMAGE" else None  # type: ignore[attr-defined]
         if names:

@@ -1,4 +1,4 @@
-"""Archives from their publisher: resumed after a stop, checked by length and digest, and unpacked."""
+"""Download and unpack a publisher's archives, with resumption and checks of length and digest."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK = 2**20
 _MOST_UNPACKED = 256 * 2**30  # the largest set of X-rays here has 16 GiB
 _FILE = 4096  # bytes of overhead per file
 _TRIES = 6
-_SECONDS = 60  # without a byte, until a connection is closed
+_SECONDS = 60  # timeout of a connection without data
 _FAILURES = (urllib.error.URLError, http.client.HTTPException, OSError)  # of a connection
 
 
@@ -34,12 +34,12 @@ def download(
 ) -> str:
     """Fetch a file, and write its digest beside it (`reports.tgz.sha256`).
 
-    An existing file is kept after a check of its digest. A part is continued if the server still has the same file (by
-    its ETag or date), and fetched again if the server does not say.
+    An existing file is kept if its digest matches. A partial download is continued if the server still has the same
+    file (by ETag or date), and restarted if the server sends neither.
 
     Args:
         digest: The publisher's SHA-256 in hexadecimal, if known.
-        tries: Number of retries of a broken connection, with pauses of 1, 2, 4 … seconds by `wait`.
+        tries: Number of attempts, with pauses of 1, 2, 4 … seconds by `wait`.
 
     Returns:
         The file's SHA-256 in hexadecimal.
@@ -67,16 +67,16 @@ def download(
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a tar archive into a folder that appears whole or not at all; an existing one is kept.
+    """Unpack a tar archive into a folder, completely or not at all; an existing folder is kept.
 
-    The remains of a process that was killed while unpacking are deleted.
+    Leftovers of a process that was killed while unpacking are deleted.
 
     Raises:
-        DownloadError: The archive is damaged or has a path outside of it, or Python is older than 3.11.4.
+        DownloadError: The archive is damaged, too large or has a path outside of it, or Python is older than 3.11.4.
     """
     if folder.is_dir():
         return
-    if not hasattr(tarfile, "data_filter"):  # refuses paths outside of the folder
+    if not hasattr(tarfile, "data_filter"):  # it rejects paths outside of the folder
         raise DownloadError(f"expected Python 3.11.4 or later, found {platform.python_version()}; unpack {archive} "
                             f"into {folder} yourself")  # fmt: skip
     prefix = f".{folder.name}.unpacked-"
@@ -98,7 +98,7 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]) -> None:
-    """Fetch into `part` until it is whole, from its present end."""
+    """Fetch into `part`, from its current end, until it is complete."""
     for number in range(tries):
         try:
             if _fetch(url, part):
@@ -122,7 +122,7 @@ def _fetch_whole(url: str, part: Path, tries: int, wait: Callable[[float], None]
 
 
 def _fetch(url: str, part: Path) -> bool:
-    """Use one connection; returns whether the file is whole."""
+    """Fetch over one connection; return whether the file is complete."""
     kept: dict[str, Any] = read_json(_state(part)) if _state(part).exists() else {}
     start = part.stat().st_size if part.exists() and kept.get("url") == url and kept.get("version") else 0
     if start and start == kept.get("length"):

@@ -1,4 +1,4 @@
-"""Facts in the header of a publisher's DICOM file, without its pixels."""
+"""Data in the header of a publisher's DICOM file, read without its pixels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cbmir.runtime.imaging.dicom_reader import parse_header
 
 @dataclass(frozen=True)
 class ImageHeader:
-    """Patient and view, empty if unknown, and the size in pixels."""
+    """Patient and view, empty if unknown, and size in pixels."""
 
     patient_id: str
     view: str
@@ -23,12 +23,12 @@ class ImageHeader:
 
 
 def is_dicom_file(path: Path) -> bool:
-    """Whether a file is DICOM, by its ending."""
+    """Return whether a file is DICOM, by its extension."""
     return path.suffix.lower() in (".dcm", ".dicom")
 
 
 def read_header(path: Path) -> ImageHeader:
-    """The header of a DICOM file. Raises ManifestError if it cannot be read."""
+    """Read the header of a DICOM file. Raises ManifestError if it cannot be read."""
     require("pydicom", "dicom")
     errors: tuple[type[Exception], ...] = (*read_errors(), ImageError, OSError, AttributeError, TypeError, ValueError)
     try:

@@ -1,4 +1,4 @@
-"""MIMIC-CXR-JPG (Johnson et al., 2019): labels, metadata and split as PhysioNet ships them, and any reports."""
+"""MIMIC-CXR-JPG (Johnson et al., 2019): labels, metadata and split as PhysioNet ships them, and optional reports."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def read_mimic(
     folder: Path, *, labeller: Literal["chexpert", "negbio"] = "chexpert", findings: int = 9, blank: Blank = "zero",
     frontal_only: bool = True, reports: Path | None = None, missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of MIMIC-CXR-JPG.
+    """Read MIMIC-CXR-JPG into a manifest.
 
     Images are files/p10/p10000032/s50414267/<dicom_id>.jpg (or .dcm, .png). The publisher's split is used if its table
-    is there, with validate as val. A study without a row in the labels' table has unknown labels.
+    exists, with validate as val. A study without a row in the table of labels has unknown labels.
 
     Args:
         folder: The folder with `files` and the tables `mimic-cxr-2.*-{chexpert,negbio,metadata,split}.csv` (.csv.gz).
-        labeller: Whose labels to use.
+        labeller: The labeller whose labels are used.
         findings: As in `read_chexpert`.
         blank: As in `read_chexpert`.
         frontal_only: Leave out lateral images, and those without a view.
@@ -85,7 +85,7 @@ def read_mimic(
 
 
 def _images(path: Path, views: common.ViewChoice) -> Iterator[tuple[str, str, str, str, str]]:
-    """Image, patient, study, view and date of each row of the metadata whose view is used."""
+    """Yield image, patient, study, view and date of each row of the metadata whose view is included."""
     required = ("dicom_id", "subject_id", "study_id", "ViewPosition", "StudyDate")
     for where, record in common.read_source(path, required, "MIMIC's metadata", (_VIEW_CODE,)).records():
         image, patient, study, position, day = (cell(record, column, where) for column in required)
@@ -120,7 +120,7 @@ def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
 
 
 def _report_folder(folder: Path, reports: Path | None) -> Path | None:
-    """The folder whose `files` hold reports, or None."""
+    """Return the folder whose `files` may contain reports."""
     if reports is not None:
         common.check_folder(reports / "files", "the folder 'files' of mimic-cxr-reports.zip")
         return reports

@@ -1,4 +1,4 @@
-"""NIH ChestX-ray14 (Wang et al., CVPR 2017): its published tables and lists, images in one folder or in twelve.
+"""NIH ChestX-ray14 (Wang et al., CVPR 2017): its published tables and lists, and images in one folder or in twelve.
 
 Also Google's labels, on which radiologists agreed (Majkowska et al., Radiology 2020).
 """
@@ -24,7 +24,7 @@ _IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _FINDINGS = {13: NIH_13, 14: NIH_14}
 _BOX_COLUMNS = ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")
 _BOX_LABELS = {"Infiltrate": "Infiltration"}
-_SIZE = (1024, 1024)  # pixels of the published images, in which boxes are given
+_SIZE = (1024, 1024)  # size of the published images; boxes are in their pixels
 #: Google's labels, and the values of their cells.
 GOOGLE_4 = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
 _GOOGLE_VALUES = {"YES": 1, "NO": 0, "HEDGE": -1}
@@ -37,19 +37,19 @@ def read_nih(
     official: Path | None = None, boxes: Path | None = None, relabelled: Sequence[Path] = (),
     missing: Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of ChestX-ray14, or of a part of it.
+    """Read ChestX-ray14, or a part of it, into a manifest.
 
     Args:
-        images: A folder, searched with its subfolders; files are matched by their name without the ending, so converted
+        images: A folder, searched with its subfolders. Files are matched by name without the extension, so converted
             copies (.jpg) match too.
-        entries: The official table; not needed with `relabelled`.
+        entries: The official table; not with `relabelled`.
         findings: 14 (the default), or 13 without Hernia: an image that shows only a hernia then has every label 0,
             although it is not healthy; the sidecar counts these. Not with `relabelled`.
         splits: A CSV `image,split`; without it patients are split 70:10:20 by `seed`.
         official: The folder with train_val_list.txt and test_list.txt (also .gz). Test is the publisher's; one in eight
             of the other patients, drawn by `seed`, is in val.
         boxes: BBox_List_2017.csv.
-        relabelled: Google's tables (four findings): only these images, with these labels.
+        relabelled: Google's tables (four findings), to read only these images with these labels.
         missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:
@@ -97,15 +97,15 @@ def read_nih(
 
 
 def read_entries(path: Path) -> Manifest:
-    """The official table (`Data_Entry_2017*.csv`, also .csv.gz) with all 14 findings; no image file is needed.
+    """Read the official table (`Data_Entry_2017*.csv`, also .csv.gz) with all 14 findings; no image file is needed.
 
-    A row's `image` is the bare file name of the table. Study ids are "<patient>_<follow-up>".
+    A row's `image` is the bare file name in the table. Study ids are "<patient>_<follow-up>".
 
     Raises:
         ManifestError: The file is missing or damaged, or is another table.
     """
-    # The header's last names contain commas ("OriginalImage[Width,Height]") and 2017's rows end in one. Both add
-    # columns only after the five that are read here.
+    # The header's last names contain commas ("OriginalImage[Width,Height]"), and the rows of 2017 end with one. Both
+    # only add columns after the five that are read here.
     table = common.read_source(path, _COLUMNS, "NIH's Data_Entry table")
     return Manifest(LabelSet(NIH_14), tuple(_entry(record, where) for where, record in table.records()))
 
@@ -128,7 +128,7 @@ def _entry(record: Mapping[str, str], where: str) -> Row:
 
 
 def _relabelled(paths: Sequence[Path]) -> Manifest:
-    """The four findings of Google's tables, which have NIH's columns too; `Set Id` or the file's name gives the set."""
+    """Read Google's tables, which have four findings and NIH's columns; the set is in `Set Id` or the file's name."""
     rows = []
     for path in paths:
         table = common.read_source(path, (*_COLUMNS, *GOOGLE_4), "a table of Google's four findings", ("Set Id",))
@@ -146,7 +146,7 @@ def _relabelled(paths: Sequence[Path]) -> Manifest:
 
 
 def _with_boxes(rows: Sequence[Row], path: Path, labels: LabelSet) -> list[Row]:
-    """The rows with the boxes of `BBox_List_2017.csv` for findings among the labels."""
+    """Return the rows with the boxes of `BBox_List_2017.csv` for findings among the labels."""
     boxes: dict[str, list[Box]] = defaultdict(list)
     for where, record in common.read_source(path, _BOX_COLUMNS, "NIH's list of boxes").records():
         name, label = (cell(record, column, where) for column in _BOX_COLUMNS[:2])
@@ -169,7 +169,7 @@ def _with_splits(rows: Sequence[Row], split_of: Mapping[str, str], where: Path) 
 
 
 def _read_splits(path: Path) -> dict[str, str]:
-    """A CSV `image,split`: the split of each image, by its name without the ending."""
+    """Read a CSV `image,split`: the split of each image, by its name without the extension."""
     split_of: dict[str, str] = {}
     for where, record in common.read_source(path, ("image", "split"), "a splits file").records():
         stem, split = Path(cell(record, "image", where)).stem, cell(record, "split", where)
@@ -181,7 +181,7 @@ def _read_splits(path: Path) -> dict[str, str]:
 
 
 def _official_splits(folder: Path) -> dict[str, str]:
-    """The split of each image of the official lists, by its name without the ending."""
+    """Read the split of each image in the official lists, by its name without the extension."""
     lists = {
         name: {
             Path(line).stem

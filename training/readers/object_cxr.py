@@ -14,10 +14,10 @@ _SPLITS = {"train": "train", "dev": "val"}
 
 
 def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of Object-CXR: an image with an annotated object has the label. Outlines are not read.
+    """Read Object-CXR into a manifest: an image with an annotated object has the label. Outlines are not read.
 
-    Of two tables the publisher's sets are kept, with dev as val; one table is split 70:10:20. Patients are not
-    published, so each image counts as a patient. Images without an object count as healthy, but may show a disease.
+    Two tables keep the publisher's sets, with dev as val; one table is split 70:10:20. Patients are not published, so
+    each image counts as a patient. Images without an object count as healthy, but may show a disease.
 
     Args:
         folder: The folder with `train.csv`, `dev.csv` or both, and the images in `train` and `dev`.

@@ -20,7 +20,7 @@ from cbmir.training.readers.download import download, unpack
 
 ARCHIVES = "https://openi.nlm.nih.gov/imgs/collections/"
 _NAMES = ("NLMCXR_reports", "NLMCXR_png")
-#: NIH's findings, and the MeSH headings that mean them; after a slash, the qualifier that a heading must have.
+#: NIH's findings -> the MeSH headings for them, with a required qualifier after a slash.
 MAPPED: dict[str, tuple[str, ...]] = {
     "Atelectasis": ("pulmonary atelectasis", "atelectasis"),
     "Cardiomegaly": ("cardiomegaly",),
@@ -37,7 +37,7 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "Pleural_Thickening": ("thickening/pleura",),
     "Hernia": ("hernia, hiatal",),
 }
-#: Headings of reports without an index, or with insufficient images.
+#: Headings of reports that are not indexed or whose images are insufficient.
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}
@@ -48,7 +48,7 @@ _FILE = re.compile(r"(?:CXR)?(?P<report>\d+)_(?:.*_)?(?P<image>IM-\d+-\d+(?:-\d+
 
 @dataclass(frozen=True)
 class OpeniReport:
-    """One report: its id, MeSH headings in small letters with their qualifiers, text, and images with captions."""
+    """One report: its id, MeSH headings in lower case with their qualifiers, text, and images with captions."""
 
     uid: str
     headings: tuple[tuple[str, ...], ...]
@@ -61,11 +61,10 @@ def read_openi(
     projections: Path | None = None, guess_frontal: bool = False, archives: str = ARCHIVES,
     missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of Open-i's chest X-rays.
+    """Read Open-i's chest X-rays into a manifest.
 
-    "normal" makes every label 0; without headings, and with "No Indexing", all are unknown. `projections` or the
-    caption says whether an image is frontal or lateral; the sidecar counts unknown views. Each report counts as a
-    patient.
+    "normal" makes every label 0. Without headings, or with "No Indexing", all are unknown. Frontal or lateral comes
+    from `projections` or the caption; the sidecar counts unknown views. Each report counts as a patient.
 
     Args:
         folder: The folder with the reports (`ecgen-radiology/*.xml`) and the images, at any depth.
@@ -73,8 +72,8 @@ def read_openi(
         labels: `mapped` to the 14 findings of NIH (`MAPPED`), or the headings' `own` names.
         frontal_only: Leave out lateral images, and those with an unknown view.
         projections: A CSV `filename,projection` (Frontal, Lateral), such as Kaggle's indiana_projections.csv.
-        guess_frontal: In a report without a frontal image, take the first one with an unknown view as frontal.
-        archives: Where the archives are.
+        guess_frontal: If a report has no frontal image, treat its first image with an unknown view as frontal.
+        archives: URL of the folder with the archives.
         missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
@@ -159,7 +158,7 @@ def _means(heading: Sequence[str], name: str) -> bool:
 
 
 def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Counter[str], guess: bool) -> list[str]:
-    """The view of each image of a report, by `ViewChoice`; `chosen` counts its decisions."""
+    """Return the view of each image of a report, for `ViewChoice`; `chosen` counts how views were determined."""
     views = []
     for image, caption in report.images:
         words = set(re.findall(r"[a-z]+", caption.casefold()))
@@ -184,7 +183,7 @@ def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Co
 
 
 def _key(name: str) -> tuple[str, str]:
-    """Report and image of a file's name: NLM and Kaggle write the rest of it differently."""
+    """Return report and image from a file's name; NLM and Kaggle write the rest of it differently."""
     parts = _FILE.match(name)
     return (parts["report"], parts["image"]) if parts else ("", name)
 

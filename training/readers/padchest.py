@@ -17,8 +17,8 @@ from cbmir.training.readers.common import cell
 _COLUMNS = ("ImageID", "StudyDate_DICOM", "StudyID", "PatientID", "Projection", "Report", "Labels")
 _LABELLED_BY = "MethodLabel"  # Physician or RNN_model
 _VIEWS = {"PA": "PA", "AP": "AP", "AP_HORIZONTAL": "AP", "L": "LATERAL"}  # not COSTAL, EXCLUDE
-#: NIH's findings, and PadChest's names for them: a name and those below it in PadChest's tree, without masses outside
-#: lung and pleura, pseudonodules, and air under the skin.
+#: NIH's findings -> PadChest's names for them: a name and those below it in PadChest's tree, except masses outside lung
+#: and pleura, pseudonodules, and air under the skin.
 MAPPED: dict[str, tuple[str, ...]] = {
     "Atelectasis": ("atelectasis", "laminar atelectasis", "lobar atelectasis", "segmental atelectasis",
                     "total atelectasis", "round atelectasis", "atelectasis basal"),
@@ -39,9 +39,9 @@ MAPPED: dict[str, tuple[str, ...]] = {
     "Pleural_Thickening": ("pleural thickening", "apical pleural thickening", "calcified pleural thickening"),
     "Hernia": ("hiatal hernia",),
 }  # fmt: skip
-#: Names that are not findings, and say nothing about others.
+#: Names that are not findings and imply nothing about others.
 _SILENT = {"unchanged", "suboptimal study"}
-#: Files that cannot be read in the published archives, as torchxrayvision's reader lists them.
+#: Unreadable files in the published archives, as listed in torchxrayvision's reader.
 DAMAGED = (
     "216840111366964012819207061112010307142602253_04-014-084.png",
     "216840111366964012989926673512011074122523403_00-163-058.png",
@@ -62,16 +62,16 @@ def read_padchest(
     folder: Path, *, labels: Literal["mapped", "own"] = "mapped", frontal_only: bool = True,
     damaged: Path | None = None, missing: common.Missing = "error", seed: int = 0,
 ) -> Manifest:  # fmt: skip
-    """A manifest of PadChest.
+    """Read PadChest into a manifest.
 
-    ['normal'] makes every label 0; an empty cell or list, or only 'unchanged' or 'suboptimal study', leaves all
-    unknown; images labelled 'exclude' are left out.
+    ['normal'] makes every label 0. With an empty cell or list, or only 'unchanged' or 'suboptimal study', all are
+    unknown. Images labelled 'exclude' are left out.
 
     Args:
         folder: The folder with PadChest's table, and its images at any depth (`0/…`, `1/…`).
-        labels: `mapped` to the 14 findings of NIH (`MAPPED`), or PadChest's `own` names, some 190.
+        labels: `mapped` to the 14 findings of NIH (`MAPPED`), or PadChest's `own` names, about 190.
         frontal_only: Leave out lateral images, and those without a projection.
-        damaged: A text file with the names of images to leave out, one per line, besides those known (`DAMAGED`).
+        damaged: A text file with names of further images to leave out, one per line, besides `DAMAGED`.
         missing: `error`, or `skip` to leave out rows without an image file.
 
     Raises:

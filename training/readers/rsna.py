@@ -18,7 +18,7 @@ from cbmir.training.readers.header import is_dicom_file, read_header
 
 OPACITY, OTHER = "Lung Opacity", "Other Abnormality"
 _BOX = ("x", "y", "width", "height")
-_SIZE = (1024, 1024)  # pixels of the challenge's images, in which boxes are given
+_SIZE = (1024, 1024)  # size of the challenge's images; boxes are in their pixels
 _CLASSES: dict[str, tuple[int, int | None]] = {
     "Lung Opacity": (1, None), "No Lung Opacity / Not Normal": (0, 1), "Normal": (0, 0),
 }  # fmt: skip
@@ -27,14 +27,14 @@ logger = logging.getLogger("cbmir")
 
 
 def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of the challenge's training images.
+    """Read the challenge's training images into a manifest.
 
     The label is Lung Opacity: boxes were drawn around opacities that may be pneumonia. With the table of classes,
-    images that are "Not Normal" without an opacity have the label Other Abnormality, so images with neither are
-    healthy. Images are NIH's: RSNA's mapping gives the patients; without it each image counts as a patient.
+    images that are "Not Normal" without an opacity have the label Other Abnormality, so images with neither label are
+    healthy. The images are from NIH. RSNA's mapping gives the patients; without it each image counts as a patient.
 
     Args:
-        folder: The folder with `stage_2_train_labels.csv`, the images (.dcm, or converted ones of the same name), and
+        folder: The folder with `stage_2_train_labels.csv`, the images (.dcm, or converted ones with the same name), and
             optionally `stage_2_detailed_class_info.csv` and `pneumonia-challenge-dataset-mappings_2018.json`.
         missing: `error`, or `skip` to leave out images without a file.
 
@@ -78,7 +78,7 @@ def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
 
 
 def _targets(path: Path) -> tuple[dict[str, int], dict[str, list[Box]]]:
-    """Each image's Target, and its boxes."""
+    """Read each image's Target and its boxes."""
     targets: dict[str, int] = {}
     boxes: dict[str, list[Box]] = defaultdict(list)
     for where, record in common.read_source(path, ("patientId", "Target", *_BOX), "RSNA's labels").records():
@@ -104,7 +104,7 @@ def _classes(path: Path) -> dict[str, tuple[int, int | None]]:
 
 
 def _patients(path: Path) -> dict[str, str]:
-    """NIH's patient of each image, from RSNA's list of {"subset_img_id": …, "img_id": "00000013_026.png"}."""
+    """Read each image's NIH patient from RSNA's list of {"subset_img_id": …, "img_id": "00000013_026.png"}."""
     try:
         listed = read_json(path)
         return {str(one["subset_img_id"]): str(int(str(one["img_id"]).partition("_")[0])) for one in listed}

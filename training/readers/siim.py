@@ -1,4 +1,4 @@
-"""SIIM-ACR Pneumothorax Segmentation (2019): boxes of Kaggle's run-length masks."""
+"""SIIM-ACR Pneumothorax Segmentation (2019): boxes from Kaggle's run-length masks."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _MASKS = ("EncodedPixels", " EncodedPixels")
 
 
 def read_siim(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of the challenge's training images, with the smallest box around each mask.
+    """Read the challenge's training images into a manifest, with the smallest box around each mask.
 
-    Patient and view come from the DICOM headers; each converted image counts as a patient, without a view.
+    Patient and view come from the DICOM headers. Each converted image counts as a patient and has no view.
 
     Args:
         folder: The folder with `train-rle.csv` (or `stage_2_train.csv`) and the images at any depth, named by ImageId.
         missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
-        ManifestError: The table or the folder does not fit, or a mask leaves its image.
+        ManifestError: The table or the folder is not as expected, or a mask extends beyond its image.
     """
     path = common.find_file(folder, ["train-rle.csv", "stage_2_train.csv"], "SIIM's masks")
     table = common.read_source(path, ("ImageId",), "SIIM's masks", _MASKS)
@@ -61,15 +61,15 @@ def read_siim(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
 
 
 def mask_box(runs: str, where: str) -> Box:
-    """The smallest box around a mask of 1024 x 1024 pixels.
+    """Return the smallest box around a mask of 1024 x 1024 pixels.
 
     Args:
         runs: Pairs of numbers: pixels to skip since the last run, and the run's length. Pixels are counted down the
             columns, from left to right.
-        where: The place, for messages.
+        where: File and row, for messages.
 
     Raises:
-        ManifestError: These are not such pairs, or they leave the image.
+        ManifestError: `runs` does not consist of such pairs, or extends beyond the image.
     """
     words = runs.split()
     try:

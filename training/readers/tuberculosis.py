@@ -1,4 +1,4 @@
-"""Tuberculosis: the sets of Montgomery County and Shenzhen (Jaeger et al., 2014), and TBX11K (Liu et al., 2020)."""
+"""Tuberculosis: the sets from Montgomery County and Shenzhen (Jaeger et al., 2014), and TBX11K (Liu et al., 2020)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _FOLDERS = ("health", "sick", "tb")
 
 
 def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
-    """A manifest of MontgomerySet, ChinaSet_AllFiles, or both.
+    """Read MontgomerySet, ChinaSet_AllFiles, or both into a manifest.
 
-    The label is the last digit of a file's name, and reports are the readings in `ClinicalReadings`. According to the
-    data sets' paper, each image is of another patient, with view PA.
+    The label is the last digit of a file's name, and the reports are the readings in `ClinicalReadings`. According to
+    the data sets' paper, each image is of a different patient, with view PA.
 
     Args:
-        folder: A folder with `CXR_png`, or one that holds such folders.
+        folder: A folder with `CXR_png`, or a folder that contains such folders.
 
     Raises:
         ManifestError: There are no such images, or a name has another form.
@@ -56,17 +56,17 @@ def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
 
 
 def read_tbx11k(folder: Path, *, missing: common.Missing = "error", seed: int = 0) -> Manifest:
-    """A manifest of TBX11K's training and validation images, with boxes; the labels of its test set are not published.
+    """Read TBX11K's training and validation images and boxes into a manifest. Labels of its test set are not published.
 
-    Images in `health` have every label 0, those in `sick` Other Abnormality. In `tb` the boxes give Active and Obsolete
-    Tuberculosis; both are unknown if a box is only PulmonaryTuberculosis.
+    Images in `health` have every label 0, those in `sick` have Other Abnormality. In `tb`, Other Abnormality is
+    unknown, and boxes determine Active and Obsolete Tuberculosis; both are unknown if no box is of either kind.
 
     Args:
         folder: The folder with `imgs`, `lists` and `annotations/json`.
         missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
-        ManifestError: A list, the annotations or the folder do not fit.
+        ManifestError: A list, the annotations or the folder is not as expected.
     """
     sources, rows = [], []
     boxes: dict[str, list[Box]] = defaultdict(list)
@@ -104,7 +104,7 @@ def _labels(kind: str, boxes: tuple[Box, ...]) -> tuple[int | None, ...]:
 
 
 def _boxes(path: Path) -> list[tuple[str, Box]]:
-    """Each box of a COCO file, with the image's name below `imgs`."""
+    """Read each box of a COCO file, with the image's name below `imgs`."""
     try:
         coco: dict[str, Any] = read_json(path)
         labels = {one["id"]: _CATEGORIES[one["name"]] for one in coco["categories"]}

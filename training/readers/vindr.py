@@ -18,13 +18,13 @@ from cbmir.training.readers.header import is_dicom_file, read_header
 
 Edges = tuple[float, float, float, float]
 _COLUMNS = ("image_id", "class_name", "x_min", "y_min", "x_max", "y_max")
-_SAME = 0.5  # of their union, which two boxes of one finding share
+_SAME = 0.5  # boxes of one finding with a higher intersection over union are averaged
 
 
 @dataclass
 class ImageReadings:
-    """The radiologists' readings of an image: who read it, who reported each finding, and its boxes (left, top, width,
-    height in pixels)."""
+    """The readings of an image: its radiologists, and for each finding the radiologists who reported it and its boxes
+    (left, top, width, height in pixels)."""
 
     split: str
     where: str
@@ -36,23 +36,23 @@ class ImageReadings:
 def read_vindr(
     folder: Path, *, agree: int = 2, sizes: Path | None = None, missing: common.Missing = "error", seed: int = 0
 ) -> Manifest:
-    """A manifest of VinDr-CXR.
+    """Read VinDr-CXR into a manifest.
 
     A finding is 1 if `agree` of the image's radiologists drew it or reported it for the whole image, -1 (uncertain) if
-    fewer did, and 0 if none did. Boxes are those of findings that are 1; two boxes of one finding that share more than
-    half of their union are averaged. PhysioNet's test set, if its table is there, is the test split: it has one
-    reading, on which five radiologists agreed.
+    fewer did, and 0 if none did. Only findings that are 1 have boxes; boxes of one finding that share more than half of
+    their union are averaged. PhysioNet's test set, if its table exists, is the test split; it has a single reading, on
+    which five radiologists agreed.
 
     Args:
         folder: The folder with `train.csv` (Kaggle), or `annotations_train.csv` and `annotations_test.csv` (PhysioNet,
             optionally with `image_labels_train.csv` and `image_labels_test.csv`), and the images, DICOM or PNG.
-        agree: Number of radiologists of an image, or all if it has fewer.
-        sizes: For converted images: a CSV `image_id,dim0,dim1` with the height and width of the originals, whose pixels
-            boxes refer to.
+        agree: Number of radiologists who must agree; all of them if an image has fewer.
+        sizes: For converted images, a CSV `image_id,dim0,dim1` with the height and width of the originals; boxes are in
+            the originals' pixels.
         missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
-        ManifestError: A table or the folder does not fit, or an image with boxes has no known size.
+        ManifestError: A table or the folder is not as expected, or the size of an image with boxes is unknown.
     """
     if agree < 1:
         raise ManifestError(f"expected at least one radiologist to agree, found {agree}")
@@ -107,7 +107,7 @@ def read_vindr(
 
 
 def joined(boxes: Sequence[Edges]) -> list[Edges]:
-    """Boxes, each averaged with those that overlap the first of its group, in the order of the table."""
+    """Return averages of groups of boxes, in table order; a box joins the first group whose first box it overlaps."""
     groups: list[list[Edges]] = []
     for box in boxes:
         group = next((group for group in groups if overlap(group[0], box) > _SAME), None)
@@ -119,7 +119,7 @@ def joined(boxes: Sequence[Edges]) -> list[Edges]:
 
 
 def overlap(one: Edges, other: Edges) -> float:
-    """Intersection over union of two boxes."""
+    """Return the intersection over union of two boxes."""
     across = min(one[0] + one[2], other[0] + other[2]) - max(one[0], other[0])
     down = min(one[1] + one[3], other[1] + other[3]) - max(one[1], other[1])
     shared = max(across, 0) * max(down, 0)
@@ -150,7 +150,7 @@ def _readings(path: Path, split: str) -> dict[str, ImageReadings]:
 
 
 def _add_labels(path: Path, readings: Mapping[str, ImageReadings]) -> None:
-    """Add a table of labels of whole images: 1 or 0 per finding, one row per image, or per image and radiologist."""
+    """Add a table of labels of whole images: 1 or 0 per finding, with a row per image, or per image and radiologist."""
     table = common.read_source(path, ("image_id",), "a table of VinDr's labels of whole images", None)
     findings = [name for name in table.columns if name not in ("image_id", "rad_id") and not means_no_finding(name)]
     for where, record in table.records():
