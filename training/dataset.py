@@ -1,4 +1,4 @@
-"""The cache of decoded images, so that training never waits for decoding, and the dataset built on it."""
+"""A cache of decoded images, so that training does not wait for decoding, and the dataset that reads it."""
 
 from __future__ import annotations
 

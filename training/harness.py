@@ -47,8 +47,8 @@ _HEAD = ("model.encoder.projection.", "model.head.", "loss.")
 
 
 def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOut | None = None) -> RunFolder:
-    """Train a model and finish its run: best checkpoint by validation AUC and corrected nDCG, thresholds, calibration
-    and card.
+    """Train a model, and finish its run with the best checkpoint (by AUC and corrected nDCG on validation), thresholds,
+    calibration and card.
 
     Args:
         run: A new or empty folder, or the folder of a stopped run.

@@ -68,7 +68,7 @@ def fit_linear(pooled: Stages, targets: Tensor, dim: int) -> LinearFit:
         pooled: [N, D_s] of each stage, the last one first: the trained network's features in evaluation mode.
         targets: [N, C] in {0, 1, NaN}. An unknown label counts as the mean of the known ones, so a finding with few
             known labels has less influence.
-        dim: Dimensions of the embedding, above 2 C + 1. It gets fewer if the last stage has too few features.
+        dim: Dimensions of the embedding, above 2 C + 1; there are fewer if the last stage has too few features.
     """
     labels = targets.shape[1]
     classes = with_negative_class(targets).numpy().astype(np.float64)

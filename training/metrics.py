@@ -19,7 +19,7 @@ from cbmir.choices import OPERATING_POINTS
 
 Floats = NDArray[np.float64]
 _BLOCK = 64
-_LEAST_SHARE = 0.90  # least sensitivity of the operating point `sensitive`, least specificity of `specific`
+_LEAST_SHARE = 0.90  # minimum sensitivity of the operating point `sensitive`, and specificity of `specific`
 #: The paper's metrics, as fields of `RetrievalValues`.
 PAPER_METRICS = ("ndcg", "acg", "precision")
 RETRIEVAL_METRICS = (*PAPER_METRICS, "jaccard_ndcg")
@@ -83,7 +83,7 @@ def ideal_dcg(gains: Floats, k: int) -> float:
 
 
 def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
-    """Compare [Q, D] with [G, D]: the order of Euclidean distance for unit vectors, of Hamming for codes in {-1, 1}."""
+    """Compare [Q, D] with [G, D]. Inner products rank unit vectors by Euclidean, ±1 codes by Hamming distance."""
 
     @lru_cache(maxsize=1)  # queries come in order, and one product per block is many times faster
     def block(number: int) -> NDArray[np.floating]:

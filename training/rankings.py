@@ -56,7 +56,7 @@ class ChanceValues:
     shuffled: Floats
 
     def corrected(self, weights: Floats | None = None) -> Floats:
-        """Return (own - shuffled) / (1 - shuffled) of the means: 0 for lists that ignore the query, 1 for the ideal.
+        """Return (own - shuffled) / (1 - shuffled), from means: 0 for lists that ignore the query, 1 for the ideal.
 
         Args:
             weights: float64 [B, Q], how often each query is in each bootstrap resample. None means once.

@@ -40,7 +40,7 @@ Results = dict[str, Any]
 Row = dict[str, Any]
 Figure = dict[str, float | None]
 
-#: Metrics, with their columns, in which a method must lead to be best, by the intervals of the differences.
+#: Metric -> column. The best method must lead in all of these, with every interval of a difference above 0.
 YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
 #: AUC and the metrics of the paper's charts, and all metrics with a value in each column.
 METRICS, BY_COLUMN = ("auc", *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
@@ -86,7 +86,7 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
 
 
 def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[str, Any]:
-    """Find out whether one method clearly leads all others in AUC and in both corrected nDCGs (YARDSTICK).
+    """Determine whether one method clearly leads all others in AUC and both corrected nDCGs (YARDSTICK).
 
     Args:
         pools: By method, all for the same queries.

@@ -1,6 +1,6 @@
 """Run the cells of a benchmark, each in its own process, several at a time: here, or as tasks on a Ray cluster.
 
-A crash or lack of memory only ends one cell, and Lightning can start that cell's process once per GPU.
+A cell that crashes or runs out of memory does not stop the others, and Lightning can start its process once per GPU.
 """
 
 from __future__ import annotations

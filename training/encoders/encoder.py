@@ -124,7 +124,7 @@ def encoder_of(card: ModelCard) -> nn.Module:
 
 
 def for_inference(name: str, encoder: nn.Module) -> nn.Module:
-    """Return an equivalent encoder in which parallel branches of a block (RepVGG, MobileOne) form one convolution.
+    """Return an equivalent encoder with the parallel branches of each block (RepVGG, MobileOne) fused.
 
     `name` is as in `build_encoder`. The given encoder does not change.
     """

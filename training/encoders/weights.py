@@ -35,8 +35,8 @@ def load_weights(encoder: nn.Module, path: Path, *, complete: bool = False) -> N
         complete: Whether the file must contain all of the encoder's tensors. Missing ones keep their random values.
 
     Raises:
-        EncoderError: The file cannot be read, fewer than half of the encoder's tensors match (training would start from
-            noise unnoticed), or one is missing although `complete` is set.
+        EncoderError: The file cannot be read, fewer than half of the encoder's tensors match (training would silently
+            start from noise), or one is missing although `complete` is set.
     """
     state = _in_timms_names(read_state(path))
     if hasattr(encoder, "patch_embed"):

@@ -146,7 +146,7 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
 
 
 def study_date(phantom: Phantom) -> date:
-    """Return the date of a phantom's study for its file and the manifest; a patient's studies are 90 days apart."""
+    """Return the date of a phantom's study. A patient's studies are 90 days apart."""
     return date(2020, 1, 1) + timedelta(days=90 * phantom.study)
 
 
@@ -156,5 +156,5 @@ def _uid(seed: int, study: str, kind: str) -> str:
 
 
 def study_id(phantom: Phantom) -> str:
-    """Return the id of a phantom's study for its file's name and header and the manifest."""
+    """Return the id of a phantom's study, used in its file's name and header and in the manifest."""
     return f"{phantom.patient_id}-{phantom.study}"

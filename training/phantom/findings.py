@@ -94,7 +94,7 @@ def _edema(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.G
 
 
 def _atelectasis(finding: PhantomFinding, half: Half, layers: Layers, rng: np.random.Generator) -> None:
-    """Paint plates of airless lung above a raised diaphragm, and a wedge beside the heart (a lobe without volume)."""
+    """Paint plates of airless lung above a raised diaphragm, and a wedge beside the heart (lobar volume loss)."""
     plates = Pen()
     for step in range(2 + int(finding.severity > 0.4)):
         u, y = half.place(LOWER, 0.02 + 0.1 * step, 0.95 - 0.4 * step + rng.uniform(-0.1, 0.1))

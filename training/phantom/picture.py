@@ -94,7 +94,7 @@ def _posed(phantom: Phantom, picture: Array, size: int) -> Array:
 
 
 def _add_marker(phantom: Phantom, grey: Array) -> None:
-    """Draw a lead letter in the upper corner of the side that it names (of the patient)."""
+    """Draw a lead letter in the upper corner, on the patient's side that it names."""
     if not phantom.marker:
         return
     size = grey.shape[0]

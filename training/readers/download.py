@@ -35,7 +35,7 @@ def download(
     """Fetch a file, and write its digest beside it (`reports.tgz.sha256`).
 
     An existing file is kept if its digest matches. A partial download is continued if the server still has the same
-    file (by ETag or date), and restarted if the server sends neither.
+    file, by its ETag or date; else it is restarted.
 
     Args:
         digest: The publisher's SHA-256 in hexadecimal, if known.

@@ -77,7 +77,7 @@ def read_openi(
         missing: `error`, or `skip` to leave out images without a file.
 
     Raises:
-        ManifestError: A report, the table or the folder does not fit.
+        ManifestError: A report, the table or the folder is not as expected.
         DownloadError: The archives cannot be fetched.
     """
     digests = {}

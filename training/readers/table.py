@@ -46,7 +46,7 @@ class ColumnMapping:
 
 @dataclass(frozen=True)
 class LabelCells:
-    """The notation of labels in cells.
+    """The format of label cells.
 
     Attributes:
         column: The column that joins findings ("Mass|Nodule"); None if each has its own column.
@@ -74,9 +74,10 @@ def read_own_table(
     Args:
         labels: Names of label columns, whose cells are 1, 0, -1 (uncertain) or empty (unknown). With `cells.column`,
             the expected findings and their order; by default all that occur, sorted.
-        cells: The notation of labels. In a column that joins them, the findings in a cell are 1 and all others 0; "No
+        cells: The format of label cells. In a column that joins labels, those in a cell are 1 and all others 0; "No
             Finding" (or "normal") makes all 0; an empty cell or list, or a word such as "nan", makes all unknown.
-            Labels that differ only in case, blanks, hyphens or underscores are one, spelled as in `labels` or as most.
+            Labels that differ only in case, blanks, hyphens or underscores are one; `labels` or the majority decides on
+            the spelling.
         date_format: The format of dates, as for `datetime.strptime`.
         images: The folder of relative image paths; by default the table's folder.
         missing: `error`, or `skip` to leave out rows without an image file.
