@@ -15,7 +15,7 @@ def text_of(page: str) -> str:
     return html.unescape(re.sub("<[^>]*>", "", page))
 
 
-def test_card_page_has_intervals_and_leaves_out_what_is_not_known(tiny_card: ModelCard) -> None:
+def test_card_page_has_intervals_and_leaves_out_unknown_values(tiny_card: ModelCard) -> None:
     card = tiny_card.with_(
         metrics={"val auc": {"value": 0.71, "low": 0.6, "high": 0.8}, "val all queries": {
             "queries": 3, "ndcg": {"value": 0.3, "low": 0.2, "high": 0.4},

@@ -1,4 +1,4 @@
-"""The parts of an answer: escaped, sorted, weighed, and in words, never by colour alone."""
+"""The parts of an answer: escaping, order, warnings, and meaning in words, never by colour alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def entry(**labels: int | None) -> Entry:
 
 
 @pytest.mark.parametrize("made", [escape(NASTY), alerts_html([NASTY], [NASTY]), error_html(NASTY)])
-def test_nothing_of_the_data_becomes_markup(made: str) -> None:
+def test_no_data_becomes_markup(made: str) -> None:
     assert "<script" not in made and "<img" not in made
     assert "{{" not in made and "${" not in made and "`" not in made
     assert NASTY in text_of(made)
@@ -56,7 +56,7 @@ def test_findings_are_spelled_for_people() -> None:
     assert [percent(share) for share in (0, 0.001, 0.996)] == ["0%", "<1%", "100%"]
 
 
-def test_what_makes_an_answer_worthless_comes_first_and_what_is_routine_last() -> None:
+def test_grave_warnings_come_first_and_routine_ones_last() -> None:
     said = [PATIENT_UNKNOWN, ImageWarning("little contrast", "Pale."), NOTHING_ALIKE, SENTENCES["inverted"]]
     made = alerts_html(said)
     assert re.findall('class="(note [a-z]+|routine)"', made) == ["note bad", "note bad", "note warn", "routine"]
@@ -66,7 +66,7 @@ def test_what_makes_an_answer_worthless_comes_first_and_what_is_routine_last() -
     assert 'class="note' not in alerts_html([IN_GALLERY])
 
 
-def test_files_that_are_left_out_are_named_to_a_bound() -> None:
+def test_only_the_first_files_left_out_are_named() -> None:
     text = text_of(alerts_html([], list("abcdefghijkl")))
     assert "12 of the files are not shown" in text and "and 2 more" in text
 
@@ -88,7 +88,7 @@ def test_findings_stand_above_and_below_their_thresholds(tiny_card: ModelCard) -
     assert "not in the gallery" in made
 
 
-def test_similar_images_that_labels_chose_are_not_counted(tiny_card: ModelCard) -> None:
+def test_similar_images_found_by_labels_are_not_counted(tiny_card: ModelCard) -> None:
     one = Finding("Mass", 0.2, 0.1, False, 0.9)
     near = Neighbour("a1", "", "", 1, 0.5, ("Mass",), (), "")
     assert UNCOUNTED in findings_html(tiny_card, replace(analysis(one), neighbours=(near,)))
@@ -106,14 +106,14 @@ def test_findings_behind_a_grave_warning_are_shown_on_request(tiny_card: ModelCa
     [(True, 0, 0.2, False, True), (True, 0, 0.1, False, False), (True, 1, 0.2, False, False),
      (False, 9, 0.1, True, True), (False, 1, 0.1, False, False), (None, 9, 0.1, True, False)],
 )  # fmt: skip
-def test_similar_images_may_say_otherwise(
+def test_similar_images_may_disagree(
     predicted: bool | None, positive: int, gallery: float, above_chance: bool, differs: bool
 ) -> None:
     of = LabelAgreement("Mass", positive, 20 - positive, 0, 0, 0.1, gallery=gallery, above_chance=above_chance)
     assert neighbours_say(Finding("Mass", 0.5, 0.5, predicted, 0.4), of)[1] is differs
 
 
-def test_nothing_is_said_where_the_similar_images_have_no_labels() -> None:
+def test_similar_images_without_labels_say_nothing() -> None:
     finding = Finding("Mass", 0.5, 0.5, True, 0.4)
     assert neighbours_say(finding, LabelAgreement("Mass", 0, 0, 0, 5, None)) == (
         "not known of the similar images", False,
@@ -156,7 +156,7 @@ def test_a_card_has_no_path_and_no_patient() -> None:
     assert "secret" not in json.dumps(made) and "p1" not in json.dumps(made)
 
 
-def test_controls_are_a_filter_and_chips_that_can_be_taken_away() -> None:
+def test_controls_are_a_filter_and_chips_that_can_be_removed() -> None:
     controls = Controls(
         having=("Mass",), without=("Pleural_Thickening",), where="Edema or Hernia", view="PA", source="B"
     )
@@ -176,7 +176,7 @@ def test_controls_are_a_filter_and_chips_that_can_be_taken_away() -> None:
 
 
 @pytest.mark.parametrize("k", [0, MOST_NEIGHBOURS + 1, "5", None, True])
-def test_controls_refuse_what_no_control_says(k: object) -> None:
+def test_controls_refuse_values_that_no_control_offers(k: object) -> None:
     with pytest.raises(UserError, match="similar images"):
         Controls.of((k, *Controls().values()[1:]))
 

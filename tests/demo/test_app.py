@@ -1,4 +1,4 @@
-"""The page as Gradio's blocks: what Gradio itself keeps of a visitor."""
+"""The page as Gradio blocks, and the state that Gradio itself keeps for a visitor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbmir.demo.sessions import MOST
 from cbmir.runtime import Finder
 
 
-def test_nothing_of_an_answer_is_kept_once_the_page_is_closed(tiny_model: Path, wall_gallery: Path) -> None:
+def test_no_answer_is_kept_once_the_page_is_closed(tiny_model: Path, wall_gallery: Path) -> None:
     async def visit(finder: Finder) -> tuple[int, str, list[str]]:
         blocks = build(finder)
         gr.routes.App.create_app(blocks)

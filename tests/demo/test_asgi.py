@@ -1,4 +1,4 @@
-"""What stands around Gradio: which of its routes exist, and how much a request may bring."""
+"""The layer around Gradio: which of its routes exist, and how large requests and answers may be."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KNOWN = (Path(__file__).parent / "gradio_routes.txt").read_text("utf-8").splitli
 
 
 async def make(act: Callable[[gr.Blocks], Any]) -> Any:
-    """Blocks with an endpoint that tells a file's size. In a running loop, since Gradio would open one of its own."""
+    """Apply `act` to blocks with an endpoint for a file's size, in a running loop, or Gradio would open its own."""
     with gr.Blocks(analytics_enabled=False) as blocks:
         file, size = gr.File(), gr.Number()
         gr.Button().click(lambda path: Path(path).stat().st_size, file, size, api_name="size")
@@ -45,7 +45,7 @@ def client(url: str) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def upload(client: httpx.Client) -> str:
-    """The path of one that was not read yet."""
+    """The path of an upload that has not been read yet."""
     (path,) = client.post(UPLOAD, files={"files": ("1~chest.png", b"an upload")}).json()
     return str(path)
 
@@ -59,15 +59,15 @@ def routes_of(routes: Iterable[Any]) -> Iterator[str]:
             yield from routes_of(inner.routes)
 
 
-def test_every_route_of_gradio_was_looked_at() -> None:
-    """A new one is denied; it comes into `gradio_routes.txt` once it is decided whether the page needs it."""
+def test_every_route_of_gradio_was_reviewed() -> None:
+    """New routes are denied. Add one to `gradio_routes.txt` after deciding whether the page needs it."""
     app = asyncio.run(make(partial(gr.routes.App.create_app, app_kwargs={"openapi_url": None})))
     there = set(routes_of(app.routes))
     assert sorted(there - set(KNOWN)) == []
     assert sorted({f"{method} {path}" for method, paths in ALLOWED.items() for path in paths} - there) == []
 
 
-def test_what_is_not_allowed_does_not_exist(client: httpx.Client, upload: str) -> None:
+def test_routes_that_are_not_allowed_do_not_exist(client: httpx.Client, upload: str) -> None:
     for method, path in (known.split(" ") for known in KNOWN):
         if path not in ALLOWED.get("GET" if method == "HEAD" else method, ()) and path != UPLOAD:
             filled = re.sub("{path(_or_url)?:path}", upload, path)
@@ -75,7 +75,7 @@ def test_what_is_not_allowed_does_not_exist(client: httpx.Client, upload: str) -
                 assert client.request(method, one).status_code in (404, 405), (method, one)
 
 
-def test_an_upload_is_given_to_nobody_and_nothing_is_written(client: httpx.Client, upload: str) -> None:
+def test_an_upload_is_not_served_and_nothing_is_written(client: httpx.Client, upload: str) -> None:
     before = sorted(Path(upload).parents[1].iterdir())
     for path in ("file=", "file/", "../gradio_api/file=", "/file=", "%66ile="):
         assert client.get(f"/gradio_api/{path}{upload}").status_code == 404
@@ -87,7 +87,7 @@ def test_an_upload_is_given_to_nobody_and_nothing_is_written(client: httpx.Clien
 @pytest.mark.parametrize(
     "path", ["/gradio_api/queue/join", "/gradio_api/call/ask", "/gradio_api/cancel", "/gradio_api/nothing", "/"]
 )
-def test_a_large_body_is_not_taken_whatever_route_it_is_for(path: str, client: httpx.Client) -> None:
+def test_a_large_body_is_refused_on_every_route(path: str, client: httpx.Client) -> None:
     large = bytes(MOST_OF_QUESTION + 1)
     chunks = (large[start : start + 2**14] for start in range(0, len(large), 2**14))
     for body in (large, chunks):
@@ -96,12 +96,12 @@ def test_a_large_body_is_not_taken_whatever_route_it_is_for(path: str, client: h
 
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"data": ' + b"[" * 50_000, b"\xff", b"", b"null"])
-def test_a_strange_question_is_refused(body: bytes, client: httpx.Client) -> None:
+def test_a_malformed_request_is_refused(body: bytes, client: httpx.Client) -> None:
     answer = client.post("/gradio_api/queue/join", content=body, headers={"content-type": "application/json"})
     assert answer.status_code in (400, 422)
 
 
-def test_gradio_s_own_client_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradios_own_client_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
     app = asyncio.run(make(lambda blocks: create_app(blocks)))
     file = tmp_path / "chest.bin"
@@ -125,16 +125,14 @@ def test_gradio_s_own_client_can_ask(tmp_path: Path, monkeypatch: pytest.MonkeyP
             thread.join(60)
 
 
-def test_fonts_are_the_system_s() -> None:
+def test_only_system_fonts_are_used() -> None:
     look = theme()
     assert look._stylesheets == []
     assert not [font for font in (*look._font, *look._font_mono) if type(font) is not gr.themes.Font]
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_file_that_a_question_names_by_its_address_is_not_fetched(
-    scheme: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_given_by_its_url_is_not_fetched(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", None)
     file = {"path": f"{scheme}://images.example/chest.png", "meta": {"_type": "gradio.FileData"}}
     moving = async_move_files_to_cache(file, gr.File(render=False), check_in_upload_folder=True)
@@ -142,20 +140,20 @@ def test_a_file_that_a_question_names_by_its_address_is_not_fetched(
         asyncio.run(moving)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")  # of pandas, while it counts its answers
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:gradio.queueing")  # from pandas, when Gradio counts its answers
 @pytest.mark.parametrize("pages", [2, 20])
-def test_answers_that_no_page_reads_are_bounded(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_are_bounded(pages: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(asgi, "MOST_UNREAD", 4)
     answer = "x" * 100_000
 
     async def ask() -> tuple[int, list[str]]:
-        """How many characters Gradio keeps after twenty questions, and what the first and the last page then read."""
+        """The number of characters Gradio keeps after twenty requests, and what the first and last page then read."""
         with gr.Blocks(analytics_enabled=False) as blocks:
             text = gr.Text()
             gr.Button().click(lambda: answer, None, text, api_name="ask")
         blocks.queue(api_open=False)
         app, queue = create_app(blocks), blocks._queue
-        transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # Gradio raises once it has told a page
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)  # Gradio reports errors, then raises
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://x") as web:
             await web.get("/gradio_api/startup-events")
             for number in range(20):
@@ -175,12 +173,12 @@ def test_answers_that_no_page_reads_are_bounded(pages: int, monkeypatch: pytest.
 
     kept, (first, last) = asyncio.run(asyncio.wait_for(ask(), 120))
     assert kept < 6 * len(answer)
-    assert "session_not_found" in first and answer not in first  # it is told, and does not wait
+    assert "session_not_found" in first and answer not in first  # it gets an error instead of waiting
     assert answer in last
 
 
-def test_a_page_that_always_asks_keeps_no_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of its questions still runs whenever the next one comes: that one is answered, the others are forgotten."""
+def test_a_page_that_is_always_busy_keeps_no_more_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of its requests is always still running: that one will be answered, and the others are dropped."""
     monkeypatch.setattr(asgi, "MOST_UNREAD", 4)
 
     async def asked(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Chromium: what is opened, what the page remembers, and what goes wrong."""
+"""The page in Chromium: opening files, what it remembers, and errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 Visit = Callable[..., Any]
 
 
-def test_dark_unless_light_was_chosen_once(page: Any) -> None:
+def test_dark_by_default_and_light_is_remembered(page: Any) -> None:
     dark = "document.body.classList.contains('dark')"
     assert page.evaluate(dark)
     page.locator("#bar .look").click()
@@ -33,7 +33,7 @@ def test_dark_unless_light_was_chosen_once(page: Any) -> None:
     page.wait_for_function(f"!({dark})")
 
 
-def test_nothing_of_the_data_is_run(page: Any, report: str) -> None:
+def test_no_code_in_the_data_is_run(page: Any, report: str) -> None:
     example(page)
     page.locator("#similar .report summary").first.click()
     text = page.locator("#similar .report p").first
@@ -42,7 +42,7 @@ def test_nothing_of_the_data_is_run(page: Any, report: str) -> None:
     assert page.title() == "cbmir"
 
 
-def test_a_file_that_is_no_image_takes_the_one_before_away(page: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_removes_the_previous_one(page: Any, tmp_path: Path) -> None:
     example(page)
     (tmp_path / "notes.txt").write_text("No X-ray at all.")
     upload(page, tmp_path / "notes.txt")
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_image_takes_the_one_before_away(page: Any, tmp_path: 
     assert page.locator("#alerts .note.bad").count() == 0
 
 
-def test_a_study_and_what_is_left_out_of_it(page: Any, xray: Path, tmp_path: Path) -> None:
+def test_a_study_and_the_files_left_out_of_it(page: Any, xray: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("No X-ray at all.")
     second = tmp_path / "second.png"
     second.write_bytes(xray.read_bytes() + b"\0")
@@ -76,11 +76,11 @@ def test_a_dropped_file_is_opened(page: Any, xray: Path) -> None:
     shown(page, "dropped.png")
 
 
-def test_findings_of_what_is_no_chest_wait_for_a_click(
+def test_findings_wait_for_a_click_if_the_image_is_not_a_chest(
     visit: Visit, running_demo: Callable[..., Any], make_tiny_model: Callable[..., Path],
     make_xray: Callable[..., NDArray[np.uint8]], tmp_path: Path,
 ) -> None:  # fmt: skip
-    """A hundred images: with fewer it cannot be told what is unlike a gallery. The model is one of phantoms."""
+    """The gallery has 100 images, since novelty cannot be judged with fewer. The model was trained on phantoms."""
     model = make_tiny_model(tmp_path / "model.onnx", training={"source": "phantom"})
     rows = []
     for number in range(100):
@@ -105,7 +105,7 @@ def test_findings_of_what_is_no_chest_wait_for_a_click(
         shown(page, "Similar image 1")
         page.go_back()
         shown(page, "noise.png")
-        assert page.locator("#findings [data-finding]").first.is_visible()  # they were asked for once
+        assert page.locator("#findings [data-finding]").first.is_visible()  # they stay open
         page.close()
 
 

@@ -1,4 +1,4 @@
-"""Chromium: all that a reader does, on a laptop, a small laptop, a tablet and a phone."""
+"""A reader's whole case in Chromium, on a laptop, a small laptop, a tablet and a phone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_case_from_the_first_view_to_the_report(visit: Visit, wall_url: str, r
     page = visit(wall_url, viewport={"width": size[0], "height": size[1]})
 
     def is_clean(*controls: str) -> None:
-        """All of these controls can be reached, nothing scrolls sideways, and axe has nothing to say."""
+        """Check that all these controls can be reached, nothing scrolls sideways, and axe finds no violation."""
         page.evaluate(_SETTLED)
         assert page.evaluate("document.documentElement.scrollWidth") <= size[0]
         for part in controls:
@@ -61,11 +61,11 @@ def test_a_case_from_the_first_view_to_the_report(visit: Visit, wall_url: str, r
     is_clean("#way button", "#viewer .tools button", "#viewer .sliders *", "#similar .card:first-child .acts button")
     first = cards(page)
 
-    page.locator("[data-do=region]").click()  # a click on the X-ray takes the smallest box
+    page.locator("[data-do=region]").click()  # a click on the X-ray selects the smallest box
     page.locator("#viewer .film").click()
     shown(page, "Region")
     assert page.locator("#similar h2").inner_text() == "Similar to the box"
-    page.locator("#findings [data-finding=Mass][aria-pressed=true]").wait_for(state="attached")  # a new row
+    page.locator("#findings [data-finding=Mass][aria-pressed=true]").wait_for(state="attached")  # in the redrawn list
     page.go_back()
     shown(page, "Example")
     assert cards(page) == first

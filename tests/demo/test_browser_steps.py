@@ -1,4 +1,4 @@
-"""Chromium: what a reader does, one step after the other, and the way back."""
+"""A reader's steps in Chromium, and the way back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_more_like_this_back_reload_and_links(wall: Any, wall_url: str) -> None:
     other = wall.context.browser.new_page()  # a colleague's
     other.goto(link)
     shown(other, f"Gallery image {first[2]}")
-    assert "Mass or Effusion" in other.locator("#similar .chip").inner_text()  # the link has the filters
+    assert "Mass or Effusion" in other.locator("#similar .chip").inner_text()  # the link includes the filters
     other.close()
 
 
@@ -91,7 +91,7 @@ def test_zoom_window_and_level_by_keys_wherever_the_focus_is(wall: Any) -> None:
     assert wall.locator("#viewer dialog").is_visible()
 
 
-def test_a_large_image_is_shown_whole_once_it_is_zoomed(
+def test_a_large_image_is_shown_in_full_resolution_once_zoomed(
     page: Any, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
 ) -> None:
     Image.fromarray(make_xray(3, 1600)).save(tmp_path / "large.png")
@@ -124,7 +124,7 @@ def test_a_region_by_mouse_and_by_keys(wall: Any) -> None:
     shown(wall, "Region")
 
 
-def test_side_by_side_is_linked_and_goes_on_by_keys(wall: Any) -> None:
+def test_side_by_side_is_linked_and_controlled_by_keys(wall: Any) -> None:
     example(wall)
     wall.get_by_role("button", name="Side by side: similar image 2", exact=True).click()
     shown(wall, "Beside 2")
@@ -144,14 +144,14 @@ def test_side_by_side_is_linked_and_goes_on_by_keys(wall: Any) -> None:
     assert "stack" in (wall.locator("#viewer .panes").get_attribute("class") or "")
     wall.keyboard.press("Escape")
     shown(wall, "Example")
-    wall.locator("#similar :focus").get_by_text("2").wait_for()  # where it was
+    wall.locator("#similar :focus").get_by_text("2").wait_for()  # the focus is where it was
 
 
 def test_pinned_images_stand_beside_the_query(wall: Any) -> None:
     example(wall)
     for rank in (1, 2, 4, 6):
         wall.get_by_role("button", name=f"Pin similar image {rank}", exact=True).click()
-    assert "3 pinned" in wall.locator("#similar .marked").inner_text()  # the first made room
+    assert "3 pinned" in wall.locator("#similar .marked").inner_text()  # the first was unpinned
     wall.get_by_role("button", name="Beside my image").click()
     shown(wall, "Beside 2, 4, 6")
     assert wall.locator("#viewer figure").count() == 4
@@ -171,7 +171,7 @@ def test_a_search_is_refined_and_undone(wall: Any) -> None:
     assert cards(wall) == before
 
 
-def test_filters_are_chips_that_can_be_taken_away(wall: Any) -> None:
+def test_filters_are_chips_that_can_be_removed(wall: Any) -> None:
     example(wall)
     wall.locator("#filters button").first.click()
     wall.get_by_label("Expression").fill("Mass and not Effusion")
@@ -204,7 +204,7 @@ def test_findings_without_an_image(wall: Any) -> None:
     assert "finding=Effusion&finding=Mass" in wall.url
 
 
-def test_readers_are_asked_where_their_answers_are_kept(
+def test_readers_can_give_feedback_if_it_is_stored(
     visit: Visit, running_demo: Callable[..., Any], tiny_model: Path, wall_gallery: Path, tmp_path: Path
 ) -> None:
     with running_demo(tiny_model, wall_gallery, "--feedback", str(tmp_path / "feedback.csv")) as url:
@@ -215,7 +215,7 @@ def test_readers_are_asked_where_their_answers_are_kept(
         page.get_by_role("button", name="Agree", exact=True).click()
         page.get_by_role("button", name="Agree", exact=True, pressed=True).wait_for()
         example_again = page.locator("#similar .card").first
-        example_again.get_by_role("button", name="More like this").click()  # answers come in the order of the questions
+        example_again.get_by_role("button", name="More like this").click()  # answered after the feedback is stored
         shown(page, "Similar image 1")
         page.close()
     said = (tmp_path / "feedback.csv").read_text("utf-8").splitlines()
@@ -233,7 +233,7 @@ def test_the_map_and_the_report(wall: Any) -> None:
     assert "report of a case" in Path(download.value.path()).read_text("utf-8")
 
 
-def test_what_was_opened_is_a_list(wall: Any, xray: Path) -> None:
+def test_opened_images_are_listed(wall: Any, xray: Path) -> None:
     assert not wall.locator("#trail select:visible").count()
     example(wall)
     assert not wall.locator("#trail select:visible").count()
@@ -280,8 +280,8 @@ def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
     shown(wall, "Beside 2")
     wall.keyboard.press("Escape")
     shown(wall, "Example")
-    assert is_at("#similar .card:first-child .film")  # the cards are new ones, and the focus is where it was
-    if wall.locator("#findings .gate").count():  # what looks like no chest
+    assert is_at("#similar .card:first-child .film")  # the cards are new, but the focus is where it was
+    if wall.locator("#findings .gate").count():  # the image does not look like a chest
         tab_to("#findings .gate summary")
         wall.keyboard.press("Enter")
     tab_to("#findings [data-finding]")
@@ -290,8 +290,8 @@ def test_a_whole_case_by_keyboard_alone(wall: Any) -> None:
 
 
 @pytest.mark.parametrize(("peak", "outlined"), [(3.0, True), (-1.0, False)])
-def test_what_speaks_against_a_finding_is_not_outlined(page: Any, peak: float, outlined: bool) -> None:
-    """Both maps have one cell above the rest, but in the second one that speaks against the finding too."""
+def test_evidence_against_a_finding_is_not_outlined(page: Any, peak: float, outlined: bool) -> None:
+    """Both maps have one cell above the rest, but in the second that cell is evidence against the finding too."""
     cells = [[-4.0, -4.0, -4.0], [-4.0, peak, -4.0], [-4.0, -4.0, -4.0]]
     call = "return drawEvidence(document.createElement('canvas'), cells, false)"
     draw = f"([source, cells]) => new Function('cells', source + `; {call}`)(cells)"

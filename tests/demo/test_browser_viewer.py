@@ -1,4 +1,4 @@
-"""Chromium: window and level over all values of a file, and the ruler."""
+"""The viewer in Chromium: window and level over all values of a file, and the ruler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 
 def hidden_detail() -> NDArray[np.uint16]:
-    """12 bits: a slope from 1000 to 1400, and on it a patch of 3000 with a stripe of 3200, as bright as white bone."""
+    """A 12-bit image: a ramp from 1000 to 1400, a patch of 3000, and a stripe of 3200 in it, as bright as bone."""
     pixels = np.tile(np.linspace(1000, 1400, 128).astype(np.uint16), (128, 1))
     pixels[40:80, 40:80] = 3000
     pixels[55:60, 45:75] = 3200
@@ -30,7 +30,7 @@ def hidden_detail() -> NDArray[np.uint16]:
 
 
 def whole(page: Any) -> None:
-    """Wait until all values have come."""
+    """Wait until all values have arrived."""
     page.locator("#viewer .readout", has_text="full resolution").wait_for()
 
 
@@ -40,7 +40,7 @@ def readout(page: Any, at: int = 0) -> str:
 
 @pytest.fixture
 def opened(page: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Open a DICOM file of these pixels and tags."""
+    """Open a DICOM file with given pixels and tags."""
 
     def opened(pixels: NDArray[Any], **tags: Any) -> Any:
         (tmp_path / "chest.dcm").write_bytes(make_dicom(pixels, **tags))
@@ -52,7 +52,7 @@ def opened(page: Any, tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME2", "MONOCHROME1"])
-def test_what_the_headers_window_hides_is_found(opened: Callable[..., Any], photometric: str) -> None:
+def test_detail_outside_the_headers_window_can_be_seen(opened: Callable[..., Any], photometric: str) -> None:
     page = opened(hidden_detail(), WindowCenter=1200, WindowWidth=400, PhotometricInterpretation=photometric)
     white = 255 if photometric == "MONOCHROME2" else 0
     before = picture(page)
@@ -62,7 +62,7 @@ def test_what_the_headers_window_hides_is_found(opened: Callable[..., Any], phot
     whole(page)
     page.locator("[data-do=reset]").click()
     assert "W 400  L 1200" in readout(page)
-    assert np.abs(picture(page).astype(int) - before).max() <= 1  # the first frame is the picture
+    assert np.abs(picture(page).astype(int) - before).max() <= 1  # the first frame equals the picture
     level = (3100 - 1200 + 0.5) / 399
     level = level + 0.5 if photometric == "MONOCHROME2" else 0.5 - level
     page.locator("[data-slide=level]").evaluate(
@@ -94,10 +94,10 @@ def test_a_sigmoid_stays_a_picture(opened: Callable[..., Any]) -> None:
     page.keyboard.press("[")
     assert "W 242  L 128" in readout(page)
     page.keyboard.press("+")
-    assert "full resolution" not in readout(page)  # the picture is all there is
+    assert "full resolution" not in readout(page)  # there is only the picture
 
 
-def test_16_bits_beside_8_share_window_and_level_in_parts_of_their_own(page: Any, tmp_path: Path) -> None:
+def test_16_and_8_bit_images_share_window_and_level_relative_to_their_range(page: Any, tmp_path: Path) -> None:
     Image.fromarray(hidden_detail() * 16).save(tmp_path / "deep.png")
     upload(page, tmp_path / "deep.png")
     shown(page, "deep.png")
@@ -106,14 +106,14 @@ def test_16_bits_beside_8_share_window_and_level_in_parts_of_their_own(page: Any
     page.keyboard.press("[")
     whole(page)
     assert "W 62258  L 32768" in readout(page) and "W 242  L 128" in readout(page, 1)
-    page.keyboard.press("l")  # now each has its own
+    page.keyboard.press("l")  # unlinked: now each image has its own
     page.locator("#viewer .film").nth(1).focus()
     page.keyboard.press("[")
     assert "W 62258  L 32768" in readout(page) and "W 230  L 128" in readout(page, 1)
 
 
 def drag(page: Any, start: tuple[float, float], end: tuple[float, float], at: int = 0) -> None:
-    """With the mouse, between points in fractions of an image of the viewer."""
+    """Drag the mouse between two points, given as fractions of an image in the viewer."""
     box = page.locator("#viewer .stage").nth(at).bounding_box()
     place = lambda part: (box["x"] + part[0] * box["width"], box["y"] + part[1] * box["height"])  # noqa: E731
     page.mouse.move(*place(start))
@@ -123,7 +123,7 @@ def drag(page: Any, start: tuple[float, float], end: tuple[float, float], at: in
 
 
 def length(page: Any, at: int = 0) -> tuple[float, str]:
-    """What the ruler says: a number, and what follows it."""
+    """The number that the ruler shows, and the words after it."""
     number, _, words = page.locator("#viewer .length").nth(at).inner_text().partition(" ")
     return float(number), words
 
@@ -142,7 +142,7 @@ def test_the_ruler_measures_pixels_that_are_not_square(opened: Callable[..., Any
     }"""
     place = line.evaluate(part)
     assert place == pytest.approx([0.2, 0.2, 0.3, 0.4], abs=0.03)
-    page.keyboard.press("Enter")  # from now on a drag moves the image again
+    page.keyboard.press("Enter")  # dragging moves the image again
     page.keyboard.press("+")
     page.keyboard.press("+")
     drag(page, (0.5, 0.5), (0.55, 0.5))
@@ -161,7 +161,7 @@ def test_the_ruler_by_keys(opened: Callable[..., Any]) -> None:
     for key in ("ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
     assert length(page) == (19.2, "mm")
-    for _ in range(20):  # the end alone, by half a hundredth of the image
+    for _ in range(20):  # moves only the end, by 1/200 of the image
         page.keyboard.press("Shift+ArrowRight")
     assert length(page) == (25.6, "mm")
     assert "25.6 mm" in page.locator("#viewer .note").inner_text()
@@ -180,7 +180,7 @@ def test_a_file_without_spacing_is_measured_in_pixels(page: Any) -> None:
     assert length(page)[1] == "pixels"
 
 
-def test_a_finger_measures_where_it_would_scroll_the_page(visit: Callable[..., Any], wall_url: str) -> None:
+def test_a_finger_measures_instead_of_scrolling_the_page(visit: Callable[..., Any], wall_url: str) -> None:
     page = visit(wall_url, has_touch=True, viewport={"width": 600, "height": 800})
     example(page)
     page.locator("[data-do=measure]").click()

@@ -1,4 +1,4 @@
-"""What can be done with a session: every act gives a step, or an error in plain words and no step."""
+"""Actions on a session: each adds a step, or raises an error in plain words and adds none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def desk(tiny_model: Path, wall_gallery: Path, uploads: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def put(uploads: Path, make_xray: Callable[..., NDArray[np.uint8]]) -> Callable[..., str]:
-    """Put an X-ray among the uploads: its path."""
+    """Write an X-ray into the uploads, and return its path."""
 
     def put(name: str = "chest.png", side: int = 64) -> str:
         (uploads / "abc").mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def test_a_finder_without_a_gallery_is_refused(tiny_model: Path) -> None:
         Desk(finder, (), Path)
 
 
-def test_an_upload_is_analysed_and_gone(desk: Desk, put: Callable[..., str], uploads: Path) -> None:
+def test_an_upload_is_analysed_and_deleted(desk: Desk, put: Callable[..., str], uploads: Path) -> None:
     session = Session()
     step = desk.open(session, FEW, [put()])
     assert step.title == "chest.png" and len(step.neighbours) == 4
@@ -68,7 +68,7 @@ def test_an_upload_is_analysed_and_gone(desk: Desk, put: Callable[..., str], upl
 
 
 @pytest.mark.parametrize("paths", [None, "x", [1], ["/etc/passwd"], []])
-def test_what_is_no_upload_is_refused(desk: Desk, paths: object) -> None:
+def test_a_file_that_was_not_uploaded_is_refused(desk: Desk, paths: object) -> None:
     session = Session()
     with pytest.raises((UserError, NotAnImageError)):
         desk.open(session, FEW, paths)
@@ -92,7 +92,7 @@ def test_images_of_a_study(desk: Desk, put: Callable[..., str]) -> None:
         desk.member(session, FEW, 2)
 
 
-def test_a_typed_patient_is_that_of_one_image(desk: Desk, put: Callable[..., str]) -> None:
+def test_a_typed_patient_applies_to_one_image(desk: Desk, put: Callable[..., str]) -> None:
     session = Session()
     typed = desk.open(session, FEW, [put()])
     typed = desk.search(session, replace(FEW, patient="p1")) or typed
@@ -157,7 +157,7 @@ def test_an_image_of_the_gallery_whose_file_is_gone(
     assert step.analysis is not None and FROM_THUMBNAIL in step.analysis.warnings
 
 
-def test_findings_without_an_image_by_how_many_match(desk: Desk) -> None:
+def test_findings_without_an_image_are_ordered_by_matches(desk: Desk) -> None:
     session = Session()
     step = desk.by_findings(session, Controls(k=40), ["Effusion", "Mass", "Effusion"])
     shared = [len(one.shared) for one in step.neighbours]
@@ -184,11 +184,11 @@ def test_filters_are_those_of_the_command_line(desk: Desk) -> None:
         assert "Mass" in entry.positive and "Effusion" not in entry.positive and entry.view == "PA"
     with pytest.raises(UserError, match="Did you mean 'Effusion'"):
         desk.search(session, Controls(where="Efusion"))
-    assert session.step is step  # an error leaves the step
+    assert session.step is step  # an error keeps the step
     assert desk.search(Session(), FEW) is None
 
 
-def test_a_region_is_searched_and_taken_away(desk: Desk) -> None:
+def test_a_region_is_searched_and_removed(desk: Desk) -> None:
     session = Session()
     whole = desk.example(session, FEW, 0)
     part = desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
@@ -219,11 +219,11 @@ def test_a_search_is_refined_and_undone(desk: Desk) -> None:
     assert weighed is not None and weighed.wish == Wish((last,), findings=(("Mass", 0.5), ("Nodule", -1)))
     desk.weigh(session, FEW, (0, 0, 1))
     assert session.step is not None and session.step.wish == Wish((last,), findings=(("Nodule", 1),))
-    desk.refine(session, FEW, Wish())  # all of it is taken away again
+    desk.refine(session, FEW, Wish())  # removes the whole refinement
     assert session.step is first
 
 
-def test_another_operating_point_decides_again(desk: Desk) -> None:
+def test_an_unknown_operating_point_is_refused(desk: Desk) -> None:
     session = Session()
     step = desk.example(session, FEW, 0)
     assert step.analysis is not None and step.analysis.operating_point == "balanced"
@@ -243,7 +243,7 @@ def test_a_model_of_phantoms_doubts_images_that_the_gallery_lacks(
     assert is_grave(NOT_A_PHANTOM)
 
 
-def test_an_image_that_is_shown_beside_again_is_kept_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_shown_side_by_side_again_is_kept_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session()
     step = desk.compare(session, [desk.example(session, FEW, 0).neighbours[0].id])
     assert step is not None
@@ -283,7 +283,7 @@ def test_a_report_and_a_page_without_an_image(desk: Desk) -> None:
     assert f"same patient left out; {where}; refined: 1 alike, towards Mass." in desk.report(session)
 
 
-def test_after_a_region_comes_the_whole_image(desk: Desk) -> None:
+def test_a_new_region_starts_from_the_whole_image(desk: Desk) -> None:
     session = Session()
     first = desk.example(session, FEW, 0)
     desk.region(session, FEW, (0.2, 0.2, 0.6, 0.6))
@@ -336,7 +336,7 @@ def test_dicom_results_of_a_dicom_file(desk: Desk, uploads: Path) -> None:
     assert not desk.whole.dicom(key)  # it ends with the session
 
 
-def test_a_report_has_the_patient_s_own_images_by_their_dates(
+def test_a_report_lists_the_patients_own_images_by_date(
     tiny_model: Path, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
 ) -> None:
     rows = []
@@ -353,6 +353,6 @@ def test_a_report_has_the_patient_s_own_images_by_their_dates(
         assert desk.gallery.case_id("1") in report and report.count("<img") == 3
         Image.fromarray(make_xray(9)).save(tmp_path / "new.png")
         desk.open(session, replace(FEW, patient="p"), [str(tmp_path / "new.png")])
-        assert "patient id" not in desk.report(session)  # typed for the image before
+        assert "patient id" not in desk.report(session)  # it was typed for the previous image
         desk.search(session, replace(FEW, patient="p"))
         assert re.findall(r"<b>(\d{4}-\d\d-\d\d)</b>", desk.report(session)) == ["2019-01-01", "2020-03-01"]

@@ -24,7 +24,7 @@ NAMES = {"/analyze", "/search_by_findings", "/search_by_region", "/refine", "/re
 
 @pytest.fixture(scope="module")
 def launched(tiny_model: Path, wall_gallery: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the launched page answers, as in a script or a notebook."""
+    """The address of a page launched as in a script or a notebook."""
     with pytest.MonkeyPatch.context() as patch, Finder.open(tiny_model, wall_gallery, threads=1) as finder:
         patch.setenv("GRADIO_TEMP_DIR", str(tmp_path_factory.mktemp("uploads")))
         blocks = build(finder)
@@ -35,7 +35,7 @@ def launched(tiny_model: Path, wall_gallery: Path, tmp_path_factory: pytest.Temp
                 yield url
             finally:
                 blocks.close(verbose=False)
-                gc.collect()  # what is left open is left here, and not in the next test
+                gc.collect()  # so that unclosed resources are reported here, and not in the next test
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_findings_alone(client: Any) -> None:
     assert [one["shared"] for one in found["neighbours"]] == [["Mass"]] * 4
 
 
-def test_errors_are_in_plain_words_and_sessions_are_apart(client: Any) -> None:
+def test_errors_are_in_plain_words_and_sessions_are_separate(client: Any) -> None:
     with pytest.raises(gradio_client.exceptions.AppError, match="Open an image first"):
         client.predict(api_name="/report")
     with pytest.raises(gradio_client.exceptions.AppError, match="1 to 40 similar images"):

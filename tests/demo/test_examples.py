@@ -1,4 +1,4 @@
-"""Which images the demo offers to begin with."""
+"""The example images of the demo."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
         yield finder
 
 
-def test_of_the_gallery(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each of the commonest findings, of as many patients as there are, with its labels as the caption."""
+def test_examples_from_the_gallery(finder: Finder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image for each common finding, from different patients if possible, captioned with its labels."""
     monkeypatch.delattr(module, "read_image")  # no image is read at the start
     examples = find_examples(finder)
     assert finder.gallery is not None
@@ -66,7 +66,7 @@ def test_without_gallery(tiny_model: Path) -> None:
         assert find_examples(finder) == []
 
 
-def test_of_a_folder(
+def test_examples_from_a_folder(
     finder: Finder, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "cbmir")

@@ -1,4 +1,4 @@
-"""What readers say of answers, as a table."""
+"""Readers' feedback, stored as CSV."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rows(table: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def test_it_has_cases_and_labels_and_names_no_patient(desk: Desk, table: Path) -> None:
+def test_it_has_cases_and_labels_but_no_patients(desk: Desk, table: Path) -> None:
     session = Session()
     step = desk.example(session, FEW, 0)
     assert step.analysis is not None
@@ -61,10 +61,10 @@ def test_it_has_cases_and_labels_and_names_no_patient(desk: Desk, table: Path) -
     "said",
     [
         {"similar": "nothing"}, {"label": "Nothing"}, {}, {"label": "Mass", "value": "1"},
-        {"label": "Nodule"},  # the model has no threshold for it, and so said nothing that could be right
+        {"label": "Nodule"},  # it has no threshold, so the model made no decision to agree with
     ],
 )  # fmt: skip
-def test_what_is_not_on_the_page_is_not_kept(desk: Desk, table: Path, said: dict[str, object]) -> None:
+def test_feedback_on_things_not_on_the_page_is_refused(desk: Desk, table: Path, said: dict[str, object]) -> None:
     session = Session()
     desk.example(session, FEW, 0)
     with pytest.raises(UserError, match="on the page"):
@@ -72,7 +72,7 @@ def test_what_is_not_on_the_page_is_not_kept(desk: Desk, table: Path, said: dict
     assert rows(table) == []
 
 
-def test_a_table_is_gone_on_with_and_another_file_is_left_alone(tmp_path: Path, table: Path) -> None:
+def test_a_table_is_continued_and_another_file_is_left_alone(tmp_path: Path, table: Path) -> None:
     for value in (1, 0):
         Feedback(table).add("model", "image", label="Mass", value=value)
     assert [one["value"] for one in rows(table)] == ["1", "0"]
@@ -90,7 +90,7 @@ def test_it_does_not_fill_the_disk(table: Path, monkeypatch: pytest.MonkeyPatch)
         kept.add("model", "image", label="Mass", value=1)
 
 
-def test_a_line_that_a_full_disk_cuts_short_is_taken_back(table: Path) -> None:
+def test_a_line_cut_short_by_a_full_disk_is_removed(table: Path) -> None:
     kept = Feedback(table)
     kept.add("model", "image", label="Mass", value=1)
     before, limits = table.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)

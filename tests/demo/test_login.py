@@ -20,7 +20,7 @@ async def _page(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("page")(scope, receive, send)
 
 
-def test_nothing_is_answered_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_served_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DEMO_LOGIN", "ada:correct horse")
     client = TestClient(Guard(_page, credential=load_login("env:DEMO_LOGIN")))
     assert client.get("/").status_code == 401
@@ -48,7 +48,7 @@ def test_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("place", ["env:NOT_SET_AT_ALL", "/nowhere/login"])
-def test_login_that_is_not_there(place: str) -> None:
+def test_missing_login(place: str) -> None:
     with pytest.raises(UserError):
         load_login(place)
 

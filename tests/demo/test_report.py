@@ -1,4 +1,4 @@
-"""The report of a case: whole, on one page, and it names nobody."""
+"""The report of a case: complete, on one page, and without names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def finder(tiny_model: Path, tiny_gallery: Path) -> Iterator[Finder]:
 
 @pytest.fixture
 def upload(finder: Finder, tiny_manifest: Path) -> Upload:
-    """An image of the gallery, under a name that nobody else should know."""
+    """An image of the gallery in a file named after a patient."""
     image = read_image(tiny_manifest.parent / "image_03.png")
     return Upload.of(image, finder.card.preprocess, "DOE^JOHN_1960.png")
 
@@ -44,7 +44,7 @@ def text_of(html: str) -> str:
     return re.sub(r"<style>.*?</style>|<[^>]*>", " ", html)
 
 
-def test_it_says_what_when_and_by_what(finder: Finder, upload: Upload, analysis: Analysis) -> None:
+def test_it_states_the_image_the_date_and_the_model(finder: Finder, upload: Upload, analysis: Analysis) -> None:
     assert finder.gallery is not None
     html = report_html(finder.card, finder.gallery, upload, analysis, "k = 10; <b>", label="Mass", now=WHEN)
     text = text_of(html)
@@ -70,7 +70,7 @@ def test_similar_images_are_cases(finder: Finder, upload: Upload, analysis: Anal
     assert "no finding known" in html
 
 
-def test_it_names_nobody(finder: Finder, upload: Upload, analysis: Analysis) -> None:
+def test_it_contains_no_names(finder: Finder, upload: Upload, analysis: Analysis) -> None:
     assert finder.gallery is not None
     assert analysis.known == ("image_03",)
     html = report_html(finder.card, finder.gallery, upload, analysis, "", now=WHEN)
@@ -79,7 +79,7 @@ def test_it_names_nobody(finder: Finder, upload: Upload, analysis: Analysis) -> 
     assert html.count("<img") == 2  # no picture of another patient
 
 
-def test_a_file_is_told_by_its_digest_unless_the_gallery_has_it(
+def test_a_file_is_identified_by_its_digest_unless_the_gallery_has_it(
     finder: Finder, upload: Upload, analysis: Analysis
 ) -> None:
     assert finder.gallery is not None
@@ -114,7 +114,7 @@ def test_it_fits_a_page_of_a4(finder: Finder, upload: Upload, analysis: Analysis
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
 
 
-def test_it_shows_the_box_searched_by_and_the_evidence_of_a_predicted_finding(
+def test_it_shows_the_searched_box_and_the_evidence_of_a_predicted_finding(
     finder: Finder, upload: Upload, analysis: Analysis
 ) -> None:
     assert finder.gallery is not None

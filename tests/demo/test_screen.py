@@ -1,4 +1,4 @@
-"""What the page shows after an act, and after one that went wrong."""
+"""The page after an action, successful or not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def layout(desk: Desk) -> Layout:
         with gr.Blocks(analytics_enabled=False):
             return Layout(desk, None)
 
-    return asyncio.run(make())  # in a running loop, since Gradio would open one of its own
+    return asyncio.run(make())  # in a running loop, or Gradio would open its own
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def screen(desk: Desk, layout: Layout) -> Screen:
     return Screen(desk, layout)
 
 
-def test_a_step_that_cannot_be_shown_is_taken_away(
+def test_a_step_that_cannot_be_shown_is_removed(
     desk: Desk, layout: Layout, screen: Screen, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     session = Session()
@@ -74,7 +74,7 @@ def test_a_picture_that_the_page_has_is_not_sent_again(desk: Desk, layout: Layou
     assert again == whole
 
 
-def test_the_image_keeps_its_name_and_sliders_show_what_was_weighed(desk: Desk, layout: Layout, screen: Screen) -> None:
+def test_the_image_keeps_its_name_and_sliders_show_the_weights(desk: Desk, layout: Layout, screen: Screen) -> None:
     session = Session()
     desk.like(session, FEW, desk.gallery.ids()[3])
     name = json.loads(screen.show(session)[layout.viewer])["panes"][0]["name"]

@@ -1,4 +1,4 @@
-"""The served demo without a browser: what it binds, whom it answers, what it keeps to itself."""
+"""The served demo without a browser: its address, which requests it accepts, and what it keeps private."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_no_other_page_may_frame_it(client: httpx.Client, path: str, host: str) 
         ({"origin": "null"}, 403),
     ],
 )
-def test_another_site_s_page_can_upload_nothing(client: httpx.Client, headers: dict[str, str], status: int) -> None:
+def test_pages_of_other_sites_cannot_upload(client: httpx.Client, headers: dict[str, str], status: int) -> None:
     files = {"files": ("1~a.png", b"no image")}
     assert client.post("/gradio_api/upload", files=files, headers=headers).status_code == status
     own = str(client.base_url).rstrip("/")
@@ -77,13 +77,13 @@ def test_another_site_s_page_can_upload_nothing(client: httpx.Client, headers: d
 
 
 @pytest.mark.parametrize("path", ["/", "/config"])
-def test_a_browser_keeps_nothing_of_a_patient(client: httpx.Client, path: str) -> None:
+def test_browsers_cache_no_patient_data(client: httpx.Client, path: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 200
     assert "no-store" in answer.headers["cache-control"]
 
 
-def test_the_browser_is_told_to_ask_no_other_machine(client: httpx.Client) -> None:
+def test_the_browser_may_contact_no_other_machine(client: httpx.Client) -> None:
     policy = client.get("/").headers["content-security-policy"]
     assert policy.startswith("default-src 'self'; ")
     assert "http" not in policy
@@ -112,7 +112,7 @@ def test_files_of_the_machine_are_not_served(client: httpx.Client, demo_gallery:
 
 
 def test_twenty_sessions_at_once(client: httpx.Client, make_xray: Callable[..., NDArray[np.uint8]]) -> None:
-    """Each gets the answer to its own image, over one server's queue, by the endpoint for programs."""
+    """Each gets the answer for its own image, through the server's queue and the endpoint for programs."""
 
     def visit(number: int) -> str:
         file = io.BytesIO()
@@ -131,8 +131,8 @@ def test_twenty_sessions_at_once(client: httpx.Client, make_xray: Callable[..., 
         assert list(pool.map(visit, range(20))) == [f"{number} {3 + number % 5}" for number in range(20)]
 
 
-def test_the_map_has_what_the_gallery_has_now(tiny_model: Path, tmp_path: Path) -> None:
-    """An entry that is removed, a patient's who withdraws, say, is no longer on it."""
+def test_the_map_shows_the_current_entries_of_the_gallery(tiny_model: Path, tmp_path: Path) -> None:
+    """Removed entries, for example of a patient who withdraws consent, are no longer on it."""
     with Finder.open(tiny_model) as plain, Gallery.create(tmp_path / "gallery", plain.card) as gallery:
         entries = [Entry(name, "", "", labels={"Mass": of}) for name, of in zip("abcd", (1, 0, -1, None), strict=True)]
         gallery.add(entries, np.eye(4, 8, dtype=np.float32))
@@ -169,8 +169,8 @@ def test_upload_limit(client: httpx.Client) -> None:
     assert answer.status_code == 413
 
 
-def test_gradio_has_the_parts_that_the_page_is_written_to() -> None:
-    """They are why pyproject.toml gives Gradio a floor and a ceiling. The browser's tests show what they do."""
+def test_gradio_has_the_parts_that_the_page_needs() -> None:
+    """Because of them, pyproject.toml bounds the version of Gradio. The browser tests check their behaviour."""
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     (asked,) = [one for one in project["optional-dependencies"]["demo"] if one.startswith("gradio")]
     assert "<" in asked and ">=" in asked
@@ -228,7 +228,7 @@ def test_unknown_host(tiny_model: Path) -> None:
         serve(finder, host="256.0.0.1", port=0)
 
 
-def test_missing_model_is_told_before_gradio_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_reported_before_gradio_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["demo", str(tmp_path / "model.onnx"), str(tmp_path)])
     assert stop.value.code == 2

@@ -1,4 +1,4 @@
-"""What is kept of visitors' pages, and for how long."""
+"""The sessions of visitors' pages, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def step(title: str = "x", above: int = 0) -> Step:
     return Step(title, Controls(), above=above)
 
 
-def test_a_session_is_its_own() -> None:
+def test_sessions_are_separate() -> None:
     sessions = Sessions()
     one = sessions.get("one")
     assert sessions.get("one") is one
     assert sessions.get("two") is not one
 
 
-def test_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_recently_used_session_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 2)
     sessions = Sessions()
     first, second = sessions.get("first"), sessions.get("second")
@@ -38,7 +38,7 @@ def test_the_longest_unused_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(sessions._sessions) == 2
 
 
-def test_one_left_alone_is_forgotten() -> None:
+def test_an_idle_session_is_forgotten() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
     old = sessions.get("me")
@@ -60,7 +60,7 @@ def test_a_reload_keeps_a_session_and_a_closed_page_ends_it() -> None:
     assert sessions.get(name) is not kept
 
 
-def test_a_duplicated_tab_goes_on_by_itself() -> None:
+def test_a_duplicated_tab_continues_by_itself() -> None:
     now = [0.0]
     sessions = Sessions(lambda: now[0])
     first = sessions.get(sessions.arrive("page 1", SECRET))
@@ -79,7 +79,7 @@ def test_a_duplicated_tab_goes_on_by_itself() -> None:
     assert sessions.get(SECRET) is not first
 
 
-def test_a_page_that_is_back_before_it_has_left_keeps_its_case() -> None:
+def test_a_page_that_returns_before_it_has_left_keeps_its_case() -> None:
     sessions = Sessions()
     case = sessions.get(sessions.arrive("page 1", SECRET)).add(step())
     name = sessions.arrive("page 2", SECRET)
@@ -88,12 +88,12 @@ def test_a_page_that_is_back_before_it_has_left_keeps_its_case() -> None:
 
 
 @pytest.mark.parametrize("secret", [None, 7, "short", "x" * 100])
-def test_a_name_that_can_be_guessed_is_none(secret: object) -> None:
+def test_a_name_that_can_be_guessed_is_not_accepted(secret: object) -> None:
     names = {Sessions().arrive("page", secret) for _ in range(3)}
     assert len(names) == 3 and all(len(name) >= 32 for name in names)
 
 
-def test_the_last_one_is_forgotten_without_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_session_is_forgotten_without_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[Callable[[], None]] = []
 
     class Timer:
@@ -142,7 +142,7 @@ def test_a_wish_in_words() -> None:
     assert wish and not Wish()
 
 
-def test_cases_are_what_was_opened() -> None:
+def test_cases_are_the_opened_images() -> None:
     session = Session()
     first, second = (replace(step(title), labels=(title,)) for title in ("a", "b"))
     session.add(first)

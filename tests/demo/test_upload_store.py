@@ -1,4 +1,4 @@
-"""Uploads before they are read: how many there may be, and that none is left."""
+"""Uploads before they are read: their limits, and that none is left behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cbmir.runtime.serving.problems import Problem
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UploadStore:
-    """Of 500 bytes for a visitor, 1,000 in all; an upload counts 50 at least."""
+    """A store for 500 bytes per visitor and 1,000 in all; an upload counts as 50 or more."""
     monkeypatch.setattr(module, "MOST_OF_FILE", 200)
     monkeypatch.setattr(module, "MOST_OF_VISITOR", 500)
     monkeypatch.setattr(module, "MOST_IN_ALL", 1000)
@@ -58,7 +58,7 @@ def refused(status: int, act: Callable[[], object]) -> str:
     return str(problem.value.detail)
 
 
-def test_an_upload_has_a_place_that_cannot_be_guessed(store: UploadStore, tmp_path: Path) -> None:
+def test_the_path_of_an_upload_cannot_be_guessed(store: UploadStore, tmp_path: Path) -> None:
     first, second = send(store, form(b"same", b"same"))
     (third,) = send(store, form(b"same"))
     assert len({first, second, third}) == 3
@@ -76,9 +76,9 @@ def test_no_name_leads_out_of_the_folder(name: str, store: UploadStore, tmp_path
     assert place.resolve().parent.parent == tmp_path.resolve()
 
 
-def test_what_one_visitor_does_not_open_makes_room_for_what_is_newer(store: UploadStore) -> None:
+def test_a_visitors_unopened_uploads_make_room_for_newer_ones(store: UploadStore) -> None:
     (others,) = send(store, form(bytes(100)), "b")
-    places = [send(store, form(bytes(150)))[0] for _ in range(4)]  # each counts some 230 bytes with its form
+    places = [send(store, form(bytes(150)))[0] for _ in range(4)]  # each counts about 230 bytes with its form
     assert [place.exists() for place in places] == [False, False, True, True]
     assert others.exists()
 
@@ -88,7 +88,7 @@ def test_all_visitors_together_are_limited_too(store: UploadStore) -> None:
     assert [place.exists() for place in places] == [False, False, True, True, True, True]
 
 
-def test_what_was_read_counts_no_more(store: UploadStore) -> None:
+def test_uploads_that_were_read_no_longer_count(store: UploadStore) -> None:
     places = [send(store, form(bytes(150)))[0] for _ in range(2)]
     places[1].unlink()
     send(store, form(bytes(150)))
@@ -101,8 +101,8 @@ def test_many_small_uploads_count_as_larger_ones(store: UploadStore) -> None:
     assert sum(place.exists() for place in places) <= 1000 // 50
 
 
-def test_what_is_under_way_counts_as_it_comes(store: UploadStore) -> None:
-    """Two uploads that have not ended leave no room for a third, and neither is cut."""
+def test_uploads_count_while_they_arrive(store: UploadStore) -> None:
+    """Two unfinished uploads leave no room for a third, and neither is cut short."""
 
     async def run() -> list[object]:
         go = asyncio.Event()
@@ -129,7 +129,7 @@ def test_what_is_under_way_counts_as_it_comes(store: UploadStore) -> None:
     assert [problem.status_code for problem in failed] == [429]
 
 
-def test_nothing_is_left_of_what_is_refused(
+def test_nothing_is_left_of_refused_uploads(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_FILES", 2)
@@ -147,7 +147,7 @@ def test_nothing_is_left_of_what_is_refused(
     assert store._held == []
 
 
-def test_nothing_is_left_where_the_disk_is_full(
+def test_nothing_is_left_if_the_disk_is_full(
     store: UploadStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""Uploads: what is taken, what is refused, and that nothing is left."""
+"""Uploads: which files are accepted or refused, and that none is left behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbmir.runtime import Finder, Radiograph, read_image
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """As Gradio has it: each upload in a folder of its own."""
+    """A folder of uploads as Gradio stores them, each in its own folder."""
     (tmp_path / "uploads" / "abc").mkdir(parents=True)
     return tmp_path / "uploads"
 
@@ -46,7 +46,7 @@ def read(paths: Sequence[str], folder: Path) -> tuple[list[Radiograph], list[str
 
 
 def with_wrong_checksums(archive: bytes) -> bytes:
-    """Those in the zip file's table of contents, which are the ones that count."""
+    """Zero the checksums in the zip file's central directory, the ones that `zipfile` verifies."""
     return re.sub(rb"(PK\x01\x02.{12}).{4}", rb"\1\0\0\0\0", archive, flags=re.DOTALL)
 
 
@@ -62,7 +62,7 @@ def compressed(method: int, members: dict[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def test_an_upload_is_named_as_its_visitor_named_it_and_is_gone(folder: Path, png: bytes) -> None:
+def test_an_upload_keeps_its_name_and_is_deleted(folder: Path, png: bytes) -> None:
     (found,), left_out = read([put(folder, "chest.png", png)], folder)
     assert found.name == "chest.png"
     assert left_out == []
@@ -77,18 +77,18 @@ def test_a_study_in_a_zip_file(folder: Path, png: bytes) -> None:
     assert list(folder.parent.iterdir()) == [folder]  # nothing was unpacked
 
 
-def test_content_decides_and_not_the_name(folder: Path, png: bytes) -> None:
+def test_the_content_decides_and_not_the_name(folder: Path, png: bytes) -> None:
     assert len(read([put(folder, "chest.exe", png)], folder)[0]) == 1
     with pytest.raises(NotAnImageError, match=r"chest\.png: expected PNG, JPEG, TIFF or DICOM, found text"):
         read([put(folder, "chest.png", b"#!/bin/sh\nrm -rf /\n" * 20)], folder)
     assert list(folder.iterdir()) == []
 
 
-def test_disguised_zip_is_a_zip(folder: Path, png: bytes) -> None:
+def test_a_disguised_zip_file_is_unpacked(folder: Path, png: bytes) -> None:
     assert len(read([put(folder, "chest.png", zipped(a=png))], folder)[0]) == 1
 
 
-def test_the_first_error_is_told_where_nothing_can_be_read(folder: Path) -> None:
+def test_the_first_error_is_reported_if_nothing_can_be_read(folder: Path) -> None:
     with pytest.raises(NotAnImageError, match=r"^one\.txt: expected"):
         read([put(folder, "one.txt", b"one"), put(folder, "two.txt", b"two")], folder)
     with pytest.raises(NotAnImageError, match="found no file"):
@@ -106,7 +106,7 @@ def test_damaged_and_encrypted_zip_files(folder: Path, png: bytes) -> None:
         read([put(folder, "study.zip", bytes(locked))], folder)
 
 
-def test_zip_files_that_are_too_much(folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zip_files_that_are_too_large(folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2**20)
     with pytest.raises(ImageSizeError, match=r"^a: expected at most 1 MB in all"):
         read([put(folder, "bomb.zip", zipped(a=bytes(2**21)))], folder)
@@ -115,7 +115,7 @@ def test_zip_files_that_are_too_much(folder: Path, png: bytes, monkeypatch: pyte
         read([put(folder, "many.zip", zipped(a=png, b=png))], folder)
 
 
-def test_a_damaged_zip_file_takes_no_other_file_with_it(folder: Path, png: bytes) -> None:
+def test_a_damaged_zip_file_does_not_affect_other_files(folder: Path, png: bytes) -> None:
     data = bytearray(zipped(a=png, b=png))
     for at in range(40, 400):
         data[at] ^= 0x55
@@ -126,12 +126,12 @@ def test_a_damaged_zip_file_takes_no_other_file_with_it(folder: Path, png: bytes
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_what_would_be_unpacked_in_one_go_is_not_unpacked(folder: Path, png: bytes, method: int) -> None:
+def test_only_deflated_files_are_unpacked(folder: Path, png: bytes, method: int) -> None:
     with pytest.raises(NotAnImageError, match=r"^a: expected a file deflated in its zip file"):
         read([put(folder, "study.zip", compressed(method, {"a": png}))], folder)
 
 
-def test_what_is_damaged_costs_what_it_would_unpack_to(
+def test_damaged_files_count_with_their_unpacked_size(
     folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2**20 + len(png))
@@ -146,7 +146,7 @@ def test_what_is_damaged_costs_what_it_would_unpack_to(
     assert list(folder.iterdir()) == []
 
 
-def test_all_files_count_together_and_what_is_too_much_is_told(
+def test_all_files_share_one_limit_and_the_excess_is_reported(
     folder: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_BYTES", 2 * len(png))
@@ -157,7 +157,7 @@ def test_all_files_count_together_and_what_is_too_much_is_told(
     assert list(folder.iterdir()) == []
 
 
-def test_uploads_are_deleted_where_they_are_refused(folder: Path, png: bytes) -> None:
+def test_refused_uploads_are_deleted(folder: Path, png: bytes) -> None:
     with pytest.raises(UserError, match="uploaded here"):
         read([put(folder, "chest.png", png), "/etc/passwd"], folder)
     assert list(folder.iterdir()) == []
@@ -177,7 +177,7 @@ def test_files_are_in_memory_one_at_a_time(folder: Path, png: bytes) -> None:
     assert there == [2, 1, 0]  # the others are not yet read
 
 
-def test_an_upload_that_made_room_for_newer_ones_is_told(folder: Path, png: bytes) -> None:
+def test_an_upload_deleted_for_newer_ones_is_reported(folder: Path, png: bytes) -> None:
     files = [put(folder, "a.png", png), put(folder, "b.png", png)]
 
     def make_room(data: bytes, name: str) -> str:
@@ -197,7 +197,7 @@ def test_no_more_images_than_a_study_has(folder: Path, png: bytes) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_nothing_but_uploads_is_read_or_deleted(folder: Path, png: bytes) -> None:
+def test_only_uploads_are_read_or_deleted(folder: Path, png: bytes) -> None:
     secret = folder.parent / "secret.png"
     secret.write_bytes(png)
     link = folder / "abc" / "link.png"

@@ -1,4 +1,4 @@
-"""What the viewer gets of an image: its picture, and, on request, all its pixels and values."""
+"""The data that the viewer gets: an image's picture and, on request, all its pixels and values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def opened(answer: dict[str, Any]) -> Image.Image:
 
 
 def values_of(answer: dict[str, Any]) -> NDArray[np.float32]:
-    """The values [H, W] that a browser takes from an answer, NaN where it finds padding."""
+    """The values float32 [H, W] that a browser reads from an answer, with NaN for padding."""
     rgb = np.asarray(opened(answer)).astype(np.int64)
     known = np.frombuffer(base64.b64decode(answer["values"]), "<f4")
     return np.append(known, np.float32(np.nan))[256 * rgb[..., 0] + rgb[..., 1]]
@@ -36,22 +36,22 @@ def values_of(answer: dict[str, Any]) -> NDArray[np.float32]:
     [{}, {"PhotometricInterpretation": "MONOCHROME1"}, {"RescaleSlope": -0.25, "RescaleIntercept": 1000}],
 )
 def test_every_value_arrives(tags: dict[str, Any]) -> None:
-    """Those outside of the header's window too, where the picture is black or white."""
+    """Including values outside the header's window, which the picture shows as black or white."""
     radiograph = read_image(make_dicom(WindowCenter=100, WindowWidth=50, **tags))
     answer = whole_image(radiograph)
     slope, intercept = tags.get("RescaleSlope", 1), tags.get("RescaleIntercept", 0)
     assert np.array_equal(values_of(answer), (slope * STORED + intercept).astype(np.float32))
     assert (answer["low"], answer["high"], answer["edge"]) == (75, 124, 1)
     assert answer["inverted"] == ("PhotometricInterpretation" in tags)
-    assert opened(answer).info == {}  # no profile or gamma by which a browser would change the bytes
+    assert opened(answer).info == {}  # no profile or gamma that would make a browser change the bytes
 
 
-def test_padding_is_no_value() -> None:
+def test_padding_has_no_value() -> None:
     values = values_of(whole_image(read_image(make_dicom(PixelPaddingValue=5))))
     assert np.isnan(values.ravel()[5]) and np.isfinite(np.delete(values, 5)).all()
 
 
-def test_all_of_16_bits() -> None:
+def test_all_16_bit_values_arrive() -> None:
     pixels = np.random.default_rng(0).permutation(2**16).astype(np.uint16).reshape(256, 256)
     assert np.array_equal(values_of(whole_image(read_image(pixels))), pixels)
 
@@ -72,8 +72,8 @@ def test_the_size_in_mm_is_that_of_the_whole_file() -> None:
     assert about == {"size": [64, 64], "mm": None, "where": "", "deep": False}
 
 
-def test_what_is_kept_is_bounded_with_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small image of 16 bits has tables that are larger than its pixels."""
+def test_kept_images_are_bounded_including_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of a small 16-bit image are larger than its pixels."""
     whole = WholeImages()
     radiograph = read_image(make_dicom())
     tables = 2**16 * (1 + 4)
@@ -82,8 +82,8 @@ def test_what_is_kept_is_bounded_with_its_tables(monkeypatch: pytest.MonkeyPatch
     assert [whole.show(key) is not None for key in keys] == [False, False, True, True, True]
 
 
-def test_what_is_kept_holds_no_memory_of_a_decoder() -> None:
-    """Its arrays are its own, where those of the image lie in a larger block."""
+def test_kept_images_do_not_hold_the_memory_of_a_decoder() -> None:
+    """Arrays are copied, since those of the image may be views of a larger block."""
     radiograph = read_image(make_dicom())
     block = np.zeros(2**22, np.uint8)
     alive = weakref.ref(block)
