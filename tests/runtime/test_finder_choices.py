@@ -65,7 +65,7 @@ def test_an_unknown_point_is_refused(model: Path, tiny_model: Path) -> None:
 
 
 def test_findings_rank_the_whole_gallery(finder: Finder, tiny_manifest: Path, make_xray: Any) -> None:
-    """Compare with plain Python. Effusion and Mass are calibrated, Nodule is not; both labels are known for all images."""
+    """Compare with plain Python. Effusion and Mass are calibrated, and known for all images; Nodule is neither."""
     analysis = finder.analyze(make_xray(99), 50, rank="findings")
     assert finder.gallery is not None
     p = {f.label: f.probability for f in analysis.findings if f.probability is not None}

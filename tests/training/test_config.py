@@ -1,4 +1,4 @@
-"""A run's config.json, a benchmark's plan and tuned.json: any value in any place fits, or is a RunError."""
+"""A run's config.json, a benchmark's plan and tuned.json: any value in any place is valid or a RunError."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def test_training_sees_what_the_runtime_sees(tmp_path: Path) -> None:
 
 
 def test_only_its_owner_reads_the_cache(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir(mode=0o755)  # as earlier versions made it
+    (tmp_path / "cache").mkdir(mode=0o755)  # as created by earlier versions
     cached_images(manifest_of(tmp_path, 1), SPEC, tmp_path / "cache")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
@@ -90,7 +90,7 @@ def test_labels_and_targets(tmp_path: Path) -> None:
 
 
 def test_a_full_view_is_a_small_change_that_repeats() -> None:
-    """A bright square stays about where it was: turned, scaled and moved a little, never mirrored."""
+    """A bright square stays in about the same place: slightly rotated, scaled and moved, never mirrored."""
     image = np.full((54, 54), 80, np.uint8)
     image[10:18, 8:16] = 240
     spec = PreprocessSpec.for_image_size(45)

@@ -1,4 +1,4 @@
-"""A student answers in its teacher's embedding space: the loss, the run, the refusals, what both files do together."""
+"""A student answers in its teacher's embedding space: the loss, the run, refusals, and exported files."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def student(teacher: Path, squares: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def novice(student: Path, squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A student's student, after one epoch."""
+    """A student of a student, after one epoch."""
     return train(student_of(student, squares, epochs=1), tmp_path_factory.mktemp("novices") / "run").path
 
 
@@ -102,14 +102,14 @@ def test_against_a_brute_force(head: ProxyHead | LinearHead) -> None:
         wanted, given = (head(side, unit(side)).numpy() for side in (taught, pooled))
     for p, q in zip(wanted.ravel(), given.ravel(), strict=True):
         expected += (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))) / 2  # two labels
-    assert found.item() == pytest.approx(expected / 7, rel=1e-4)  # scores are held 1e-6 off 0 and 1
+    assert found.item() == pytest.approx(expected / 7, rel=1e-4)  # scores are kept 1e-6 away from 0 and 1
 
 
 def test_terms_by_hand() -> None:
-    """Opposite scores of 1/4 and 3/4: KL = 1/4 log(1/3) + 3/4 log 3 = 1/2 log 3."""
+    """Scores are 1/4 and 3/4: KL = 1/4 log(1/3) + 3/4 log 3 = 1/2 log 3."""
     assert bernoulli_divergence(torch.tensor([[0.25]]), torch.tensor([[0.75]])).item() == pytest.approx(np.log(3) / 2)
-    # The teacher's first image has one other of its own direction and one at a right angle, e^(1/T) to 1; the
-    # student's first is at a right angle to both of these: 1/2 each. Its other two stand where the teacher's do.
+    # The teacher's first image has one other in the same direction and one at a right angle, so weights e^(1/T) : 1;
+    # the student's is at a right angle to both, so 1/2 each. The student's other two images equal the teacher's.
     along, across = [1.0, 0, 0], [0, 1.0, 0]
     taught = torch.tensor([along, along, across])
     found = neighbour_divergence(taught, torch.tensor([[0, 0, 1.0], along, across]))
@@ -139,7 +139,7 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_stays() -> None:
 
 
 def test_linear_heads_are_taught_lengths() -> None:
-    """Half as long a feature is the same embedding, and another score."""
+    """A feature of half the length has the same embedding, but another score."""
     head, pooled = LinearHead(4, 2), torch.randn(5, 4)
     assert DistillationLoss()(head, pooled / 2, unit(pooled), pooled).item() > 1e-4
 
@@ -184,9 +184,9 @@ def test_it_learns_to_stand_where_the_teacher_does(student: Path, teacher: Path,
     losses = [float(row["train_loss"]) for row in RunFolder(student).read_epochs()]
     assert losses[-1] < losses[0] / 4
     cross = evaluate_model(student, squares, queries="val", gallery_model=teacher).summary()
-    assert cross["positive queries"]["ndcg"]["value"] > 0.85  # 0.89 and more, by the kernels of the processor
+    assert cross["positive queries"]["ndcg"]["value"] > 0.85  # at least 0.89, depending on the processor
     card = RunFolder(student).read_card()
-    for column in ("positive queries", "all queries"):  # the card's figures are those of the teacher's gallery
+    for column in ("positive queries", "all queries"):  # the card's figures use the teacher's gallery
         assert card.metrics[f"val {column}"]["ndcg"] == pytest.approx(cross[column]["ndcg"], abs=1e-6)
     best = max(float(row["val_corrected_ndcg"]) for row in RunFolder(student).read_epochs())
     both = [cross["all queries"][name]["value"] for name in ("corrected_ndcg", "corrected_jaccard_ndcg")]
@@ -236,7 +236,7 @@ def test_a_stopped_student_resumes_to_the_same_weights(
         train(options, tmp_path / "stopped")
     monkeypatch.undo()
     moved = tmp_path / "moved"
-    moved.symlink_to(teacher)  # where a teacher lies does not matter, which one does
+    moved.symlink_to(teacher)  # the teacher's path does not matter, its identity does
     resumed = train(replace(options, distill=str(moved)), tmp_path / "stopped", resume=True)
     facts = [run.read_card().training["weights_fingerprint"] for run in (whole, resumed)]
     assert facts[0] == facts[1]
@@ -265,7 +265,7 @@ def test_the_fold_is_the_teachers_on_the_same_table_alone(
     assert teacher_options(run, read_manifest(tiny_manifest).fingerprint)["fold"] == ""
 
 
-# What is refused
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,7 @@ def test_a_teacher_is_refused_before_images_are_read(
 
 
 def test_a_student_of_the_same_space_is_another_teacher(teacher: Path, student: Path, squares: Path) -> None:
-    """Its card has the teacher's fingerprint, and weights of its own."""
+    """Its card has the teacher's fingerprint, but its own weights."""
     begun = student_of(teacher, squares)
     with pytest.raises(RunError, match="began with"):
         load_teacher(replace(begun, distill=str(student)), read_manifest(squares))
@@ -358,7 +358,7 @@ def test_a_gallery_of_another_space_is_refused(
         evaluate_model(student, squares, gallery_model=another)
 
 
-# What is exported
+# Exported files
 
 
 @pytest.mark.slow
@@ -392,7 +392,7 @@ def test_exported_student_queries_the_teachers_gallery(
 
 
 def with_statistics(encoder: nn.Module) -> nn.Module:
-    """As if trained: BatchNorms that do something, so that folding them wrongly shows."""
+    """Give BatchNorms non-trivial statistics, as after training, so that wrong folding is detected."""
     torch.manual_seed(0)
     for norm in encoder.modules():
         if isinstance(norm, nn.BatchNorm2d):

@@ -43,7 +43,7 @@ def test_summary_has_both_columns_and_says_who_was_left_out() -> None:
 
 @pytest.mark.slow
 def test_rankings_that_ignore_the_query_against_loops() -> None:
-    """Tied images count by the mean over their orders: here as the mean over many drawn orders."""
+    """Tied images count with the mean over their orders, computed here over many random orders."""
     labels = np.array([[1, 0], [1, 1], [0, 0], [0, 1], [0, 0], [NAN, 0], [1, -1]], dtype=np.float32)
     query, gallery = vectors(1, 4, labels[:4]), vectors(2, 7, labels)
     found = evaluate(query, gallery, ("a", "b"), k=3).references
@@ -73,8 +73,8 @@ def test_rankings_that_ignore_the_query_against_loops() -> None:
 
 
 def test_what_holds_at_the_thresholds_by_hand() -> None:
-    """Of label a: scores 0.9 and 0.2 of images that have it, 0.6 of one that does not; above 0.5 are the first and the
-    third. Label b has no threshold. The last image is not known of a."""
+    """For label a, two positive images have scores 0.9 and 0.2, and a negative one 0.6: the first and third are above
+    0.5; the label is unknown for the last image. Label b has no threshold."""
     labels = np.array([[1, 1], [1, 0], [0, 0], [NAN, 1]], dtype=np.float32)
     query = replace(vectors(1, 4, labels), scores=np.array([[0.9, 1], [0.2, 1], [0.6, 1], [0.9, 1]], np.float32))
     evaluation = replace(evaluate(query, vectors(2, 30), ("a", "b"), k=3), thresholds=(0.5, None))
@@ -105,13 +105,13 @@ def test_without_a_card_or_scores_there_is_no_calibration_error() -> None:
 
 
 def test_summary_has_the_yardstick_and_what_the_lists_show() -> None:
-    """One label; healthy queries find one healthy image of two. Both columns are those of `chance_values`."""
+    """With one label, healthy queries find one healthy image of two. Both columns equal `chance_values`."""
     gallery = Vectors(np.eye(3, dtype=np.float32), np.empty(0), np.array([[1], [0], [1]], np.float32), list("xyz"))
     towards = np.array([[1, 0, 0.5], [0, 1, 0.5], [0.5, 1, 0]], np.float32)
     labels = np.array([[1], [0], [1]], np.float32)
     query = Vectors(towards / np.linalg.norm(towards, axis=1, keepdims=True), labels / 2, labels, list("abc"))
     summary = evaluate(query, gallery, ("a",), k=2).summary(resamples=50)
-    # Lists x z, y z, y x. With the label: own 1 and 1 / (1 + l), l = log 2 / log 3 of the second rank; and so on.
+    # The lists are x z, y z, y x. `second` is the discount of the second rank; an ideal list of two gets 1 + second.
     second = np.log(2) / np.log(3)
     own = [1, 1, second / (1 + second)]  # the healthy query's ideal is one image
     others = [[second / (1 + second)] * 2, [0, 1], [1, second / (1 + second)]]

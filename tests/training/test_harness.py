@@ -1,4 +1,4 @@
-"""Training on images that can be learnt in seconds: a finished run, a resumed one, a refused one."""
+"""Training on images that can be learnt in seconds: finished, resumed and refused runs."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def _without_seconds(run: RunFolder) -> list[dict[str, str]]:
 
 
 def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the first epoch stay the best; returns the epochs that are trained from now on."""
+    """Keep the first epoch the best. Returns a list that collects the epochs trained from now on."""
     started: list[int] = []
     start = RetrievalTask.on_train_epoch_start
 
@@ -306,7 +306,7 @@ def test_a_senseless_fold_is_refused(squares: Path) -> None:
 
 
 def test_proxy_counts() -> None:
-    """auto: one proxy below 64 positives, one more each time their number doubles, at most eight."""
+    """auto gives one proxy below 64 positives, and one more per doubling, at most eight."""
     columns = [3, 63, 64, 127, 128, 4000]
     targets = torch.zeros(4000, len(columns))
     for column, positive in enumerate(columns):
@@ -348,7 +348,7 @@ def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> Non
 
 @pytest.mark.slow
 def test_the_default_recipe_ends_with_a_linear_fit(squares: Path, tmp_path: Path) -> None:
-    """Averaged weights, a schedule, full augmentation; stopped in the middle, it ends as an unbroken run does."""
+    """It has averaged weights, a schedule and full augmentation. A resumed run ends like an uninterrupted one."""
     recipe = RECIPES["fitted"] | {"batch_size": 8, "epochs": 4, "lr": 1e-2, "projection": 16}
     options = config(squares, **recipe)
     whole = train(options, tmp_path / "whole")
@@ -408,7 +408,7 @@ def test_options_that_do_not_go_together_are_refused(squares: Path) -> None:
 
 
 def test_the_average_leaves_positions_alone(squares: Path, tmp_path: Path) -> None:
-    """A proxy head has the positions of each class's proxies in a buffer: their average would name others."""
+    """A proxy head stores the positions of each class's proxies in a buffer: averages would be other positions."""
     options = config(squares, average=0.9, proxies_per_class="7")
     model, loss = build_model(options, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), weights="none")
     table = read_manifest(squares)

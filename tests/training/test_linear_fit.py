@@ -1,4 +1,4 @@
-"""The linear maps at the end of training, against ridge regression as scikit-learn has it and against loops."""
+"""The linear maps at the end of training, against scikit-learn's ridge regression and against loops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LABELS, FEATURES, DIM = 3, (14, 6), 12
 
 
 def features(count: int = 60, seed: int = 0) -> tuple[Stages, torch.Tensor]:
-    """Features of two stages that tell the labels, with noise; some labels are unknown."""
+    """Noisy features of two stages that depend on the labels; some labels are unknown."""
     rng = np.random.default_rng(0)
     ways = [rng.normal(size=(LABELS, dim)) for dim in FEATURES]
     rng = np.random.default_rng(seed)
@@ -28,14 +28,14 @@ def features(count: int = 60, seed: int = 0) -> tuple[Stages, torch.Tensor]:
 
 
 def joined(stages: Stages, of: Stages) -> np.ndarray:
-    """Both stages side by side, each divided by the length of its deviations in `of`."""
+    """Both stages concatenated, each divided by the length of its deviations in `of`."""
     parts = [stage.astype(np.float64) / np.sqrt(own.var(axis=0, dtype=np.float64).sum())
              for stage, own in zip(stages, of, strict=True)]  # fmt: skip
     return np.hstack(parts)
 
 
 def ridge(x: np.ndarray, targets: np.ndarray, strength: float) -> np.ndarray:
-    """[D, K] by scikit-learn; an unknown target is the mean of the known ones."""
+    """Ridge regression [D, K] by scikit-learn; unknown targets become the mean of the known ones."""
     y = np.where(np.isnan(targets), np.nanmean(targets, axis=0), targets) - np.nanmean(targets, axis=0)
     x = x - x.mean(axis=0)
     alpha = strength * np.trace(x.T @ x) / x.shape[1]
@@ -63,7 +63,7 @@ def test_the_parts_are_ridge_regressions_and_principal_directions() -> None:
     _, _, directions = np.linalg.svd(last, full_matrices=False)
     expected = last @ directions[: DIM - 2 * LABELS - 1].T
     expected *= _PARTS[2] / np.sqrt((expected**2).sum(axis=1).mean())
-    np.testing.assert_allclose(np.abs(looks), np.abs(expected), atol=2e-5)  # a direction has no sign
+    np.testing.assert_allclose(np.abs(looks), np.abs(expected), atol=2e-5)  # the sign of a direction is arbitrary
 
 
 def test_scores_rank_as_the_strong_ridge_does() -> None:
@@ -81,7 +81,7 @@ def test_scores_rank_as_the_strong_ridge_does() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
-    # Of 40 pixels one stage has 3 cells and the last 2; of 48 DenseNet's have 3 and 1.
+    # With 40 pixels, one stage has 3 cells and the last 2; with 48, DenseNet's have 3 and 1.
     [("timm:test_resnet", 64), ("timm:test_resnet", 40), ("densenet121", 48)],
 )
 def test_the_fitted_model_answers_as_the_fit_does(name: str, size: int) -> None:

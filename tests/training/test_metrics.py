@@ -1,4 +1,4 @@
-"""Metrics against values worked out by hand and against brute force."""
+"""Metrics against values computed by hand and against brute force."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def at_angles(*degrees: float) -> NDArray[np.float64]:
 
 
 def test_by_hand() -> None:
-    """Query {a, b}; neighbours in order share 1, 0, 2 labels; a fourth image shares 2 and lies outside of k = 3.
+    """The query is {a, b}; its neighbours share 1, 0, 2 labels in order; a fourth image shares 2, outside k = 3.
 
     DCG = 1/log 2 + 0 + 3/log 4; ideal = 3/log 2 + 3/log 3 + 1/log 4; ACG = (1 + 0 + 2) / 2 / 3; precision 2/3.
     """
@@ -70,7 +70,7 @@ def test_queries_without_labels_or_ideal_are_nan_not_zero() -> None:
 
 
 def test_all_queries_count_the_negative_class() -> None:
-    """As METHOD's negative class: unknown labels may hide a finding, uncertain ones count as positive."""
+    """The negative class is as in METHOD: unknown labels may hide a finding, uncertain ones count as positive."""
     labels = np.array([[0, 0], [1, NAN], [NAN, NAN], [0, NAN], [-1, 0]], dtype=np.float32)
     assert add_negative_class(labels).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
 
@@ -80,7 +80,7 @@ def test_uncertain_is_positive_in_retrieval_and_unknown_is_not() -> None:
 
 
 def test_tied_images_count_by_the_mean_over_their_orders() -> None:
-    """Codes of three bits: ranks 1 to 3 tie, and so do the others. Against all orders within the ties."""
+    """With three-bit codes, ranks 1 to 3 tie, and so do the others. Compare with all orders within the ties."""
     gallery = np.array([[1, 1, -1], [1, -1, 1], [-1, 1, 1], [1, -1, -1], [-1, -1, 1]], dtype=np.float32)
     labels = np.array([[1, 1], [0, 0], [1, 0], [1, 1], [0, 1]], dtype=np.float32)
     own, shared = np.ones((1, 2), np.float32), labels.sum(axis=1)
@@ -130,7 +130,7 @@ def test_against_brute_force(k: int) -> None:
 
 
 def test_inner_products_in_blocks_are_those_of_each_row() -> None:
-    """More queries than a block holds, asked out of order too."""
+    """There are more queries than fit in a block, also in another order."""
     rng = np.random.default_rng(0)
     query, gallery = rng.normal(size=(150, 5)), rng.normal(size=(7, 5))
     similarity = inner_products(query, gallery)
@@ -157,7 +157,7 @@ def test_discounts_start_at_log_two() -> None:
 
 
 def test_auc_by_hand_with_a_tie_and_unknown_labels() -> None:
-    """Pairs (positive, negative): 0.9 beats 0.4 and 0.5; 0.4 ties 0.4 and loses to 0.5 -> (2 + 0.5) / 4."""
+    """Pairs (positive, negative): 0.9 beats 0.4 and 0.5; 0.4 ties with 0.4 and loses to 0.5 -> (2 + 0.5) / 4."""
     scores = np.array([0.9, 0.4, 0.4, 0.5, 0.99, 0.0])
     labels = np.array([1, 1, 0, 0, NAN, -1])
     assert auc(scores, labels) == pytest.approx(2.5 / 4)

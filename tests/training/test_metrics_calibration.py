@@ -1,4 +1,4 @@
-"""Thresholds, probabilities and how far they are off, by hand, by brute force and against a peer."""
+"""Thresholds, probabilities and calibration errors: by hand, by brute force, and against another implementation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def youden_threshold(scores: np.ndarray, labels: np.ndarray) -> float | None:
 
 
 def test_threshold_by_hand() -> None:
-    """Between 0.3 and 0.6: sensitivity 1, specificity 2/3; between 0.7 and 0.8: 1/2 and 1."""
+    """Between 0.3 and 0.6, sensitivity is 1 and specificity 2/3; between 0.7 and 0.8, they are 1/2 and 1."""
     scores = np.array([0.1, 0.3, 0.7, 0.6, 0.8, 0.99, 0.5])
     labels = np.array([0, 0, 0, 1, 1, NAN, -1])
     assert youden_threshold(scores, labels) == pytest.approx(0.45)
@@ -46,7 +46,7 @@ def test_threshold_by_brute_force() -> None:
 
 
 def test_operating_points_by_hand() -> None:
-    """Of two positives both must be above, of three negatives all must be below; the rest is left out."""
+    """Both positives must be above, or all three negatives below; uncertain and unknown labels are left out."""
     scores = np.array([0.1, 0.3, 0.7, 0.6, 0.8, 0.99, 0.5])
     labels = np.array([0, 0, 0, 1, 1, NAN, -1])
     points = operating_points(scores, labels)
@@ -60,7 +60,7 @@ def test_operating_points_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_operating_points_by_brute_force(seed: int) -> None:
-    """Against every threshold on a grid finer than the scores, in plain counts; the last seeds have scores of 1."""
+    """Compare with counts at all thresholds of a grid finer than the scores; the last seeds have scores of 1."""
     rng = np.random.default_rng(seed)
     scores, labels = rng.integers(1, 11, 60) / 10, rng.choice([0.0, 1.0, -1.0, NAN], 60)
     if seed < 25:
@@ -85,7 +85,7 @@ def test_operating_points_by_brute_force(seed: int) -> None:
     assert sum(shares(points["balanced"].threshold)) == pytest.approx(max(balance))
     sensitive, specific = points["sensitive"], points["specific"]
     assert sensitive.sensitivity >= 0.9 and specific.specificity >= 0.9
-    # No threshold keeps the condition with more of the other share: sensitivity only falls, specificity only rises.
+    # No threshold that meets the condition has more of the other share.
     assert sensitive.specificity == pytest.approx(max(shares(t)[1] for t in grid if shares(t)[0] >= 0.9))
     assert specific.sensitivity == pytest.approx(max(shares(t)[0] for t in grid if shares(t)[1] >= 0.9))
 
@@ -115,7 +115,7 @@ def test_a_ranking_that_is_wrong_or_absent_gives_the_prevalence(scores: np.ndarr
 
 
 def test_calibration_error_by_hand() -> None:
-    """Bins of a half. Below 0.1 and 0.3, one of two positive: off by 0.3. Above 0.8, positive: off by 0.2."""
+    """The lower bin has 0.1 and 0.3, one of them positive: off by 0.3. The upper has 0.8, positive: off by 0.2."""
     found, labels = np.array([0.1, 0.3, 0.8, 0.6, 0.9]), np.array([0, 1, 1, NAN, -1])
     assert calibration_error(found, labels, bins=2) == pytest.approx(2 / 3 * 0.3 + 1 / 3 * 0.2)
     assert calibration_error(np.array([1.0, 0.0]), np.array([1, 0])) == 0

@@ -1,4 +1,4 @@
-"""Metrics and losses against independent implementations, on the data that both are defined for."""
+"""Metrics and losses against independent implementations, on data for which both are defined."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ndcg_of(
     *,
     k: int,
 ) -> NDArray[np.float64]:
-    """Ours, every image a patient of its own."""
+    """Our nDCG, with a different patient for every image."""
     patients = [f"q{i}" for i in range(len(query))], [f"g{i}" for i in range(len(gallery))]
     return retrieval_values(inner_products(query, gallery), own, theirs, *patients, k=k).ndcg
 
@@ -46,7 +46,7 @@ def ndcg_of(
 @pytest.mark.parametrize("k", [1, 10, 40])
 @pytest.mark.parametrize("codes", [False, True])
 def test_ndcg_is_torchmetrics_and_scikit_learns(codes: bool, k: int) -> None:
-    """Their gain is the target itself, so they are given 2^r - 1. Codes of six bits tie; all average over ties."""
+    """Their gain is the target itself, so they get 2^r - 1. Six-bit codes have ties, over which all take averages."""
     rng = np.random.default_rng(k)
     query, gallery = rng.normal(size=(12, DIM)), rng.normal(size=(40, DIM))
     if codes:
@@ -62,7 +62,7 @@ def test_ndcg_is_torchmetrics_and_scikit_learns(codes: bool, k: int) -> None:
 
 
 def single_label_problem(present: list[int]) -> tuple[ProxyHead, Tensor, Tensor, Tensor]:
-    """A head, unit embeddings [N, D], class of each image [N], and the same as targets [N, C], all labels known."""
+    """A head, unit embeddings [N, D], the class of each image [N], and the same as targets [N, C] without unknowns."""
     generator = torch.Generator().manual_seed(len(present))
     head = ProxyHead(DIM, (1,) * CLASSES, CLASSES).double()
     with torch.no_grad():
@@ -73,11 +73,11 @@ def single_label_problem(present: list[int]) -> tuple[ProxyHead, Tensor, Tensor,
 
 
 def assert_same(ours: torch.nn.Module, peer: torch.nn.Module, present: list[int]) -> None:
-    """Value, and gradients in the embedding and in the proxies."""
+    """Compare the value, and the gradients of embedding and proxies."""
     head, embedding, classes, targets = single_label_problem(present)
     peer.proxies = torch.nn.Parameter(head.weight.detach().clone())
     mine, theirs = embedding.clone().requires_grad_(), embedding.clone().requires_grad_()
-    # The peer normalises what it is given; so must we, for the same gradient in the embedding.
+    # The peer normalises its input; so must we, to get the same gradient of the embedding.
     unit = functional.normalize(mine)
     own, other = ours(head, unit, unit, targets), peer(theirs, classes)
     assert own.item() == pytest.approx(other.item(), rel=1e-9)
@@ -89,7 +89,7 @@ def assert_same(ours: torch.nn.Module, peer: torch.nn.Module, present: list[int]
 
 @pytest.mark.parametrize("present", [[0, 1, 2, 3, 4], [0, 1, 3, 4]])
 def test_ml_proxy_nca_of_one_label_an_image_is_proxy_nca(present: list[int]) -> None:
-    """The peer, too, sums over all proxies below; its scale of the square distance is 1 / (2 sigma^2)."""
+    """The peer's denominator also sums over all proxies; its scale of the square distance is 1 / (2 sigma^2)."""
     _, _, _, targets = single_label_problem(present)
     peer = PeerProxyNCALoss(num_classes=CLASSES, embedding_size=DIM, softmax_scale=1 / (2 * 0.7**2))
     assert_same(MLProxyNCALoss(targets, negative=False), peer, present)
@@ -97,7 +97,7 @@ def test_ml_proxy_nca_of_one_label_an_image_is_proxy_nca(present: list[int]) -> 
 
 @pytest.mark.parametrize("present", [[0, 1, 2, 3, 4], [0, 1, 3, 4]])
 def test_proxy_anchor_of_one_label_an_image(present: list[int]) -> None:
-    """With every class in the batch and with one missing: both divide by the classes present, and by all of them."""
+    """With all classes in the batch or one missing: pull is divided by the classes present, push by all classes."""
     _, _, _, targets = single_label_problem(present)
     peer = PeerProxyAnchorLoss(num_classes=CLASSES, embedding_size=DIM, margin=0.1, alpha=32)
     assert_same(ProxyAnchorLoss(targets, negative=False), peer, present)

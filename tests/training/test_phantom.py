@@ -1,4 +1,4 @@
-"""Phantoms: the same seed gives the same bytes, findings depend on each other and show where they should."""
+"""Phantoms: the same seed gives the same bytes, findings depend on each other and appear in the right places."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_severity_is_size(phantoms: list[Phantom]) -> None:
 
 
 def _measured_ratio(phantom: Phantom, size: int = 384) -> float:
-    """Cardiothoracic ratio as one measures it on a picture: widest heart over widest inner thorax."""
+    """Cardiothoracic ratio measured on the image: widest heart over widest inner thorax."""
     anatomy = replace(phantom.anatomy, bone=0.0, breasts=0.0)
     domes = min(float(half.diaphragm.min()) for half in halves(plain(phantom, *phantom.findings)))
     dark = draw(replace(plain(phantom, *phantom.findings), anatomy=anatomy), size) < 85
@@ -319,7 +319,7 @@ def test_dicom_reads_back(tmp_path: Path) -> None:
         shown = apply_voi_lut(ds.pixel_array, ds).astype(float) / 4095
         if ds.PhotometricInterpretation == "MONOCHROME1":
             shown = 1 - shown
-        # Same picture, same way round: 12 bits against 8.
+        # The same picture, not inverted: 12 bits against 8.
         assert np.abs(shown * 255 - draw(phantom, 128)).max() < 0.6
     assert kinds == {"MONOCHROME1", "MONOCHROME2"} and len(uids) == 18
 

@@ -1,4 +1,4 @@
-"""nDCG corrected for chance against loops, against values worked by hand, and on lists that ignore the query."""
+"""nDCG corrected for chance against loops, against values computed by hand, and for lists that ignore the query."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAN = float("nan")
 
 
 def problem(seed: int, queries: int = 30, gallery: int = 60, k: int = 5, kept: int = 15, shared: int = 0) -> Rankings:
-    """Random labels and random lists; the first `shared` patients of the gallery ask too, three images a patient."""
+    """Random labels and lists, three images per patient; the first `shared` patients of the gallery are queries too."""
     rng = np.random.default_rng(seed)
     own, theirs = ((rng.random((n, 4)) < [0.5, 0.3, 0.2, 0.1]).astype(np.float32) for n in (queries, gallery))
     lists = np.array([rng.permutation(gallery)[:kept] for _ in range(queries)])
@@ -36,7 +36,7 @@ def problem(seed: int, queries: int = 30, gallery: int = 60, k: int = 5, kept: i
 
 
 def brute_force(rankings: Rankings, jaccard: bool) -> tuple[list[float], list[float]]:
-    """Own and shuffled nDCG of each query, by loops over sets."""
+    """Own and shuffled nDCG of each query, computed by loops over sets."""
     k, asking = rankings.k, [q for q in range(len(rankings.query)) if rankings.query[q].any()]
     sets = [[{j for j, v in enumerate(row) if v} for row in side] for side in (rankings.query, rankings.gallery)]
 
@@ -72,7 +72,7 @@ def brute_force(rankings: Rankings, jaccard: bool) -> tuple[list[float], list[fl
     {}, {"shared": 6}, {"shared": 20, "k": 12}, {"gallery": 9, "kept": 9, "k": 20}, {"queries": 200, "gallery": 20},
 ])  # fmt: skip
 def test_against_brute_force(changes: dict[str, Any], gain: Gain) -> None:
-    """Also where a query's own patient stands in its list and in others', and where the gallery is smaller than k."""
+    """This includes queries whose patient is in their own and other lists, and galleries smaller than k."""
     rankings = problem(1, **changes)
     values = chance_values(rankings, gain)
     own, shuffled = brute_force(rankings, gain is jaccard_gain)
@@ -83,11 +83,11 @@ def test_against_brute_force(changes: dict[str, Any], gain: Gain) -> None:
 
 
 def test_by_hand() -> None:
-    """Queries {a} and {a, b}; gallery {a}, {a, b}, {}; k = 1, Jaccard gain; each image is the ideal of one query.
+    """Queries are {a} and {a, b}, the gallery {a}, {a, b} and {}; k = 1, Jaccard gain. Each query has an ideal image.
 
-    With each other's ideal: own 1/2, by the other's list 1, so (1/2 - 1) / (1 - 1): no value. With {a} for both: own
-    (1 + 1/2) / 2, shuffled the same, 0. With their own ideal: own 1, shuffled 1/2, (1 - 1/2) / (1 - 1/2) = 1.
-    With the paper's gain {a, b} is as good as {a} for the first query, and {a} has 1 of 3 for the second.
+    With each other's ideal: own 1/2, with the other's list 1, so (1/2 - 1) / (1 - 1) is undefined. With {a} for both:
+    own (1 + 1/2) / 2, shuffled the same, so 0. With their own ideal: own 1, shuffled 1/2, (1 - 1/2) / (1 - 1/2) = 1.
+    With the paper's gain, {a, b} is as good as {a} for the first query, and {a} has 1 of 3 for the second.
     """
     query, gallery = np.array([[1, 0], [1, 1]], np.float32), np.array([[1, 0], [1, 1], [0, 0]], np.float32)
 
@@ -112,7 +112,7 @@ def test_gains_by_hand() -> None:
 @pytest.mark.parametrize("shared", [0, 20])
 @pytest.mark.parametrize("gain", CORRECTED.values())
 def test_lists_that_ignore_the_query_have_zero(gain: Gain, shared: int) -> None:
-    """Most labels first, and any other list that all queries get; the query's own patient is masked in both."""
+    """This holds for most labels first and any other fixed list; the query's own patient is masked in both."""
     rankings = problem(2, shared=shared)
     blind = [np.argsort(-rankings.gallery.sum(axis=1), kind="stable")[:15], np.arange(15)]
     for order in blind:
@@ -131,7 +131,7 @@ def test_random_lists_have_about_zero_and_the_best_have_one(gain: Gain) -> None:
     best = np.argsort(-np.array(gains), axis=1, kind="stable")[:, :15]
     values = chance_values(replace(rankings, neighbours=best), gain)
     assert values.corrected()[0] == pytest.approx(1)
-    for seed in range(5):  # which query got which list does matter
+    for seed in range(5):  # it matters which query gets which list
         mixed = np.random.default_rng(seed).permutation(best)
         assert chance_values(replace(rankings, neighbours=mixed), gain).corrected()[0] < 0.5
 
@@ -168,7 +168,7 @@ def test_nearest_is_the_order_of_the_whole_gallery() -> None:
 
 
 def lists_of(*lists: list[int]) -> Rankings:
-    """Two labels; images {a}, {a, b}, {}."""
+    """Rankings with two labels and images {a}, {a, b}, {}."""
     gallery: NDArray[np.float32] = np.array([[1, 0], [1, 1], [0, 0]], np.float32)
     query = np.array([[1, 0], [1, 1], [0, 0]], np.float32)[: len(lists)]
     return Rankings(np.array(lists), query, gallery, list("pqr")[: len(lists)], list("xyz"), 2)
@@ -181,7 +181,7 @@ def test_what_lists_show_by_hand() -> None:
         pytest.approx([1, NAN], nan_ok=True), [1, 1], pytest.approx([NAN, NAN], nan_ok=True),
     ]  # fmt: skip
     assert times_shown(rankings).tolist() == [1, 2, 0], "beyond k it is not shown"
-    # deviations 0, 1, -1: no skew; of 0, 0, 3 they are -1, -1, 2: (−1 − 1 + 8) / 3 over (6 / 3)^1.5
+    # deviations 0, 1, -1 have no skew; for 0, 0, 3 they are -1, -1, 2: (−1 − 1 + 8) / 3 over (6 / 3)^1.5
     assert skewness(np.array([1, 2, 0])) == 0
     assert skewness(np.array([0, 0, 3])) == pytest.approx(2 / 2**1.5)
     assert skewness(np.array([2, 2])) == 0

@@ -1,4 +1,4 @@
-"""A RUN folder that was damaged: which of its files, and what was expected of it."""
+"""Damaged RUN folders: errors name the file and what was expected."""
 
 from __future__ import annotations
 

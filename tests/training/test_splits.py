@@ -62,7 +62,7 @@ def test_each_patient_is_tested_in_exactly_one_fold() -> None:
         validated.append({patient for patient, splits in found.items() if splits == {"val"}})
     assert tested == Counter(dict.fromkeys(PATIENTS, 1))
     assert [len(patients) for patients in validated] == [10] * 5
-    assert len(set.union(*validated)) > 20  # drawn anew for each fold
+    assert len(set.union(*validated)) > 20  # drawn again for each fold
 
 
 @pytest.mark.parametrize(("fold", "folds"), [(0, 5), (6, 5), (1, 1)])

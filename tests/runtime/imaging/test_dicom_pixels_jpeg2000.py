@@ -76,7 +76,7 @@ def dicom(pixels: NDArray[Any], frame: bytes | None = None, syntax: str = JPEG20
 
 
 def low_pass(signal: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The low-pass band along the first axis, by the lifting steps of ISO/IEC 15444-1, F.4.8.1, with mirrored border."""
+    """The low-pass band along the first axis, by the lifting steps of ISO/IEC 15444-1, F.4.8.1; mirrored borders."""
     even, odd = signal[::2], signal[1::2]
     following = np.concatenate([even[1:], even[-1:]])[: len(odd)]
     high = odd - (even[: len(odd)] + following) // 2

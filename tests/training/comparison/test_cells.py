@@ -1,4 +1,4 @@
-"""Cells run for real: what each method leaves behind, and that none is run twice."""
+"""Real cells: the output of each method, and finished cells are not run again."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_thresholds_and_calibration_are_those_of_the_card(
     tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]
 ) -> None:
     card = load_model(cell_folder(tiny_report, tiny_cells["bce"]) / "run")[1]
-    for method in ("bce", "community"):  # whose scores are BCE's
+    for method in ("bce", "community"):  # community has the scores of bce
         answers = read_answers(tiny_report, tiny_plan, tiny_cells[method])
         assert tuple(answers.thresholds) == card.thresholds and tuple(answers.calibration) == card.calibration
     assert read_answers(tiny_report, tiny_plan, tiny_cells["itq"]).calibration == []
@@ -110,7 +110,7 @@ def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(ti
 
 
 def test_proxies_are_as_the_method_says(tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
-    """24 or so of 48 training images show each finding; `auto` then gives one proxy a class."""
+    """About 24 of 48 training images show each finding, so `auto` gives one proxy per class."""
 
     def facts(method: str) -> tuple[list[int], bool]:
         found = read_answers(tiny_report, tiny_plan, tiny_cells[method]).facts

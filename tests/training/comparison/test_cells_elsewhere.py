@@ -1,4 +1,4 @@
-"""Cells that come from elsewhere: what is no finished cell of this benchmark is named."""
+"""Cells from other machines: files that are not finished cells of this benchmark are reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cbmir.training.comparison.plan import Cell, Plan
 
 @pytest.fixture
 def folder(tiny_report: Path, tiny_cells: dict[str, Cell], tmp_path: Path) -> Path:
-    """A copy of the folder of a cell, in a report of its own."""
+    """A copy of a cell's folder, in its own report."""
     shutil.copytree(tiny_report / "selections", tmp_path / "selections")
     copy = cell_folder(tmp_path, tiny_cells["proxy"])
     copy.mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_arrays_that_numpy_can_read_are_read_and_others_are_not(
     with np.load(folder / VALUES) as data:
         arrays = dict(data)
     with monkeypatch.context() as patch:
-        patch.setattr(zipfile, "ZIP64_LIMIT", 100)  # as it is beyond 2 GiB
+        patch.setattr(zipfile, "ZIP64_LIMIT", 100)  # as for more than 2 GiB
         np.savez(folder / VALUES, **arrays)
     read_answers(tmp_path, tiny_plan, tiny_cells["proxy"])
     with zipfile.ZipFile(folder / VALUES, "a") as members:

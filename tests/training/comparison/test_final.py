@@ -1,4 +1,4 @@
-"""The final model: every image trains it, and the folds say what it is worth."""
+"""The final model: it is trained on every image, and the folds provide its figures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOLDS = 2
 
 @pytest.fixture(scope="module")
 def folds(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A REPORT whose two folds of two methods are finished."""
+    """A REPORT with two finished folds of two methods."""
     folder = tmp_path_factory.mktemp("folds")
     shutil.copytree(squares.parent, folder / "squares")
     report, table = folder / "report", folder / "squares" / squares.name

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: cells and their order, the configuration of each, what --resume accepts."""
+"""The plan of a benchmark: cells and their order, their configurations, and what --resume accepts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAINING: dict[str, Any] = {"encoder": "resnet18", "proxies_per_class": "2", "cl
 
 
 def plan_of(manifest: Path, **options: Any) -> tuple[Plan, Manifest]:
-    """The plan, and the table that it is made for."""
+    """The plan, and its table."""
     asked: dict[str, Any] = {"methods": (), "sweeps": (), "seeds": 1, "folds": 0, "pairs": (), "training": TRAINING}
     asked["command"] = "cbmir benchmark"
     table = read_manifest(manifest)
@@ -62,7 +62,7 @@ def test_seeds_and_folds(squares: Path) -> None:
 
 
 def test_sweeps_are_crossed(squares: Path) -> None:
-    """48 images train; proxies are swept only where a method has several."""
+    """There are 48 training images; proxies are only swept for methods with several."""
     plan, table = plan_of(squares, sweeps=("proxies-per-class", "train-size"))
     selections = select_parts(plan, table)
     assert plan.sizes == (6, 12, 24, 0)
@@ -159,7 +159,7 @@ def test_sweeps_that_are_added_keep_what_is_finished(squares: Path, tmp_path: Pa
 
 
 def test_every_part_of_what_was_asked_over_time_has_its_selection(squares: Path, tmp_path: Path) -> None:
-    """Two seeds first, then sizes for one: both are crossed."""
+    """Two seeds come first, then sizes for one seed: they are crossed."""
     report = tmp_path / "report"
     prepare(report, *plan_of(squares, methods=("proxy",), seeds=2), resume=False)
     more = prepare(report, *plan_of(squares, methods=("proxy",), sweeps=("train-size",)), resume=True)
@@ -170,7 +170,7 @@ def test_every_part_of_what_was_asked_over_time_has_its_selection(squares: Path,
 def test_a_sweep_keeps_the_selection_that_a_drawn_protocol_had_without_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The images of the size without a sweep are the same within the larger ones of the sweep."""
+    """The images selected without a sweep are also those of this size in the sweep, within the larger sizes."""
     protocol = replace(CHEXPERT, sizes=(4, 8, 16), size=8, queries=4)
     monkeypatch.setitem(PROTOCOLS, "chexpert", protocol)
     monkeypatch.setattr(protocols, "VALIDATION", 4)

@@ -1,4 +1,4 @@
-"""Which images each protocol takes: counts, patients, nesting, the official table."""
+"""The images that each protocol selects: counts, patients, nesting, the official table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _few_validation_images(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _nih(patients: int, images: int) -> Manifest:
-    """Every third image of a patient shows nothing, every third Hernia alone, the others Mass."""
+    """A manifest in which a third of each patient's images shows no finding, a third only Hernia, the others Mass."""
     mass, hernia = (tuple(int(name == shown) for name in NIH_14) for shown in ("Mass", "Hernia"))
     kinds = (mass, hernia, tuple(0 for _ in NIH_14))
     rows = [Row(Path(f"{p}_{i}.png"), str(p), kinds[i % 3]) for p in range(patients) for i in range(images)]
@@ -65,7 +65,7 @@ def test_chexpert_takes_images_without_a_finding_and_uncertain_ones_too() -> Non
 
 
 def test_too_few_images_says_how_many_are_missing() -> None:
-    # Six images with Mass each of ten patients: four patients ask, two validate, four train.
+    # Ten patients have six images with Mass each: four patients are for queries, two for val, four for train.
     with pytest.raises(SplitError, match="ran out 56 short of the 80 for train"):
         select(SMALL_NIH, _nih(10, 18), 0, 0, 0, 80)
     with pytest.raises(ManifestError, match="Atelectasis"):
@@ -108,7 +108,7 @@ def test_draw_cuts_the_last_patient_and_shares_none() -> None:
 def test_sizes_of_a_sweep() -> None:
     assert sweep_sizes(CHEXPERT, []) == (1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536)
     assert NIH.size == NIH.sizes[-1] == 12_000 and CHEXPERT.size == 4_096
-    assert sweep_sizes(TABLE, [_table(100), _table(50)]) == (7, 15, 30, 0)  # 60 of its images train
+    assert sweep_sizes(TABLE, [_table(100), _table(50)]) == (7, 15, 30, 0)  # 60 of its images are for train
 
 
 @pytest.mark.slow

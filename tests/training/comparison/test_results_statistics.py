@@ -1,4 +1,4 @@
-"""Figures of several parts, against values worked out by hand and by repeating images."""
+"""Figures over several parts, against values computed by hand and from repeated images."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NAN = float("nan")
 
 
 def answers(ndcg: list[float], patients: list[str], **options: Any) -> CellAnswers:
-    """Of one label: the first half of the queries is positive, scores fall with the position. The gallery has an image
-    with the label and one without; each query is given the right one, unless `lists` say otherwise."""
+    """Answers for one label: the first half of the queries is positive, and scores fall with the position. The gallery
+    has an image with the label and one without; each query finds the right one, unless `lists` says otherwise."""
     count = len(ndcg)
     values = np.array(ndcg)
     labels = options.get("labels", (np.arange(count) < count / 2).astype(np.float32)[:, None])
@@ -53,7 +53,7 @@ def test_one_seed_has_no_sd() -> None:
 
 
 def test_auc_is_the_mean_over_parts_that_have_both_values() -> None:
-    """Ranked together, the scores of the two models would have another AUC; the third part has no negative."""
+    """Ranked together, the scores of the two models would give another AUC; the third part has no negatives."""
     right = answers([0.1] * 4, list("abcd"))
     wrong = answers([0.1] * 4, list("efgh"), scores=np.array([[0.7], [0.4], [0.6], [0.5]], np.float32) + 5)
     lost = answers([0.1] * 2, list("ij"), labels=np.ones((2, 1), np.float32))
@@ -69,7 +69,7 @@ def test_a_method_without_scores_has_no_auc() -> None:
 
 
 def test_difference_to_bce_is_paired_and_by_patient() -> None:
-    """Every query of every patient gains 0.1: the interval is a point, and p is that of 2^-5 two-sided."""
+    """Every query of every patient gains 0.1, so the interval is a point, and p is two-sided 2^-5."""
     base = [0.1, 0.5, 0.3, 0.9, 0.2, 0.4]
     patients = list("aabcde")
     bce, own = (Pool([answers(values, patients)], [0]) for values in (base, [v + 0.1 for v in base]))
@@ -92,7 +92,7 @@ def test_breakdown_by_view_and_source_leaves_small_groups_out() -> None:
 
 
 def test_rankings_that_ignore_the_query() -> None:
-    """Two queries, one with the label, and a gallery of one image with it and one without; k = 1."""
+    """There are two queries, one with the label, and a gallery of one image with it and one without; k = 1."""
     found = reference_rankings(Pool([answers([0.2, 0.4], ["a", "b"])], [0]))
     assert {name: values["ndcg"] for name, values in found.items()} == {
         "random, positive queries": 0.5, "most labels, positive queries": 1, "no finding, positive queries": 0,
@@ -101,8 +101,8 @@ def test_rankings_that_ignore_the_query() -> None:
 
 
 def test_corrected_ndcg_is_pooled_over_parts() -> None:
-    """In the first part each query has its ideal, which serves one of the three others too: own 1, shuffled 1/3. In the
-    second all have the same list, right for half of them: own and shuffled 1/2."""
+    """In the first part each query has its ideal list, which also suits one of the three others: own 1, shuffled 1/3.
+    In the second all have the same list, which is right for half of them: own and shuffled 1/2."""
     right, blind = (answers([0.5] * 4, patients, **more) for patients, more in (
         (list("abcd"), {}), (list("efgh"), {"lists": [[0]] * 4})
     ))  # fmt: skip

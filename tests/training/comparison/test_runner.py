@@ -1,4 +1,4 @@
-"""Cells as processes: failures, resuming, stopping, and what runs at the same time."""
+"""Cells as processes: failures, resuming, stopping, and concurrency."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FINISH = "from pathlib import Path; Path(r'{folder}', 'cell.json').write_text('{
 
 @pytest.fixture
 def programs(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Method -> the Python program that its cells run in place of training."""
+    """Method -> the Python program that its cells run instead of training."""
     found = dict.fromkeys(("bce", "proxy", "itq"), FINISH)
 
     def command(report: Path, cell: Cell) -> list[str]:
@@ -70,7 +70,7 @@ def test_those_that_rest_on_bce_wait_for_it(programs: dict[str, str], tmp_path: 
 
 
 def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str, str], tmp_path: Path) -> None:
-    """The second cell waits for a signal that only the stop sends; the third is never started."""
+    """The second cell waits for a signal that only stopping sends; the third is never started."""
     programs["proxy"] = "import signal; signal.pause()"
     cells = [Cell(Part(0, 0, 0), name) for name in ("bce", "proxy", "itq")]
     run = on_this_machine(1)(tmp_path, cells)
@@ -83,7 +83,7 @@ def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str,
 def test_no_signal_is_sent_to_what_has_ended(
     programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its number may be another process's by now."""
+    """Another process may have its id by now."""
     sent: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda group, number: sent.append(group))
     assert run_cells(tmp_path, PLAN, jobs=2) == 0

@@ -1,4 +1,4 @@
-"""P values and their correction, against values worked out by hand."""
+"""P values and their correction, against values computed by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def test_sign_flips_are_by_patient() -> None:
-    """Three patients with sums 3, 1, 1: of the eight sign patterns two reach |5|; images alone would say 2 in 32."""
+    """Three patients have sums 3, 1, 1: two of the eight sign patterns reach |5|; per image it would be 2 in 32."""
     differences, patients = np.array([1.0, 1, 1, 1, 1, NAN]), list("aaabcd")
     assert sign_flip_p(differences, patients) == pytest.approx(2 / 8, abs=0.02)
     assert sign_flip_p(np.array([1.0, -1, 0.5]), list("abc")) > 0.5
@@ -21,7 +21,7 @@ def test_sign_flips_are_by_patient() -> None:
 
 
 def test_bootstrap_p_by_hand() -> None:
-    """Of 99 samples 4 lie at or below 0: twice (4 + 1) in 100."""
+    """Of 99 samples 4 are at or below 0: twice (4 + 1) in 100."""
     assert bootstrap_p(np.arange(99.0) - 3) == pytest.approx(0.1)
     assert bootstrap_p(np.ones(99)) == pytest.approx(0.02)
     assert bootstrap_p(np.zeros(99)) == 1

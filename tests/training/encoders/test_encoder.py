@@ -1,4 +1,4 @@
-"""Encoders: what they output, what their first convolution reads, and which weights are taken."""
+"""Encoders: output, input of the first convolution, and accepted weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_feature_map_and_dimension(name: str, dim: int) -> None:
     ],
 )  # fmt: skip
 def test_torchvisions_own_weights_give_torchvisions_own_answer(name: str, head: str, tmp_path: Path) -> None:
-    """Its state dict fits as it is, and the grey image means the same as fed three times."""
+    """Its state dict fits unchanged, and a grey image gives the same as the image in three channels."""
     model = torchvision.models.get_model(name).eval()
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "w.pt")
     encoder, _ = build_encoder(name, str(tmp_path / "w.pt"))
@@ -107,7 +107,7 @@ def test_the_range_is_that_of_the_option() -> None:
 
 @pytest.mark.parametrize("name", ["resnet18", "timm:test_resnet", "timm:test_vit"])
 def test_three_channels_in_their_own_range_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
-    """Also at the border, where a convolution's padding is 0 in the library's range."""
+    """This includes the border, where a convolution's padding is 0 in the library's range."""
     range_ = GreyRange((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     if name == "resnet18":
         model = torchvision.models.resnet18()
@@ -123,7 +123,7 @@ def test_three_channels_in_their_own_range_answer_as_the_library_does(name: str,
         if name == "resnet18":
             found, wanted = model.fc(found.mean(dim=(2, 3))), wanted
         elif name == "timm:test_vit":
-            wanted = wanted[:, 1:].transpose(1, 2).reshape(2, 64, 4, 4)  # without the class token, row by row
+            wanted = wanted[:, 1:].transpose(1, 2).reshape(2, 64, 4, 4)  # without the class token, in rows
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
 
 
@@ -151,7 +151,7 @@ def test_the_fields_own_have_no_imagenet_weights() -> None:
 def test_a_run_is_read_back_with_its_transformer_and_range(
     make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
 ) -> None:
-    """Of the card alone: it has the encoder's name, the image size and the range."""
+    """The card is enough: it has the encoder's name, the image size and the range."""
     own = GreyRange((0.4,), (0.25,))
     facts = {"embedding_dim": 64, "training": {"grey_range": own.to_json()}}
     run = make_tiny_run(tmp_path / "run", tiny_manifest, encoder="timm:test_vit", grey_range="0.4,0.25", card=facts)

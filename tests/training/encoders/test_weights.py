@@ -1,4 +1,4 @@
-"""Checkpoints of the field, written by the libraries themselves with random weights, answer as those libraries do."""
+"""Common checkpoints, written by the original libraries with random weights, give the same answers as the libraries."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def as_whole_model(model: nn.Module, path: Path) -> None:
 
 
 def as_old_whole_model(model: nn.Module, path: Path) -> None:
-    """As PyTorch wrote before 1.6, and torchxrayvision's files are: the classes with their source."""
+    """Save a model in the format before PyTorch 1.6, as torchxrayvision's files: classes with their source."""
     torch.save(model, path, _use_new_zipfile_serialization=False)
 
 
 @pytest.fixture(scope="module")
 def xrv() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what its own imports warn of
+        warnings.simplefilter("ignore")  # from its imports
         return pytest.importorskip("torchxrayvision")
 
 
@@ -64,7 +64,7 @@ def test_torchxrayvisions_densenet(xrv: Any, write: Callable[[nn.Module, Path], 
 
 
 def test_torchxrayvisions_resnet(tmp_path: Path) -> None:
-    """Which is torchvision's with one channel, and its file a state dict (`torchxrayvision.models.ResNet`)."""
+    """It is torchvision's with one channel, and its file is a state dict (`torchxrayvision.models.ResNet`)."""
     model = torchvision.models.resnet18()
     model.conv1 = nn.Conv2d(1, 64, kernel_size=7, stride=2, padding=3, bias=False)
     model = _with_statistics(model).eval()
@@ -77,7 +77,7 @@ def test_torchxrayvisions_resnet(tmp_path: Path) -> None:
 
 
 def test_torchvisions_published_densenet(tmp_path: Path) -> None:
-    """Its `densenet121-*.pth` has names of 2017, as norm.1 for norm1, which torchvision renames while it loads."""
+    """Its `densenet121-*.pth` has names from 2017, such as norm.1 for norm1, which torchvision renames on loading."""
     model = _with_statistics(torchvision.models.densenet121()).eval()
     state = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", key): value
              for key, value in model.state_dict().items()}  # fmt: skip
@@ -91,7 +91,7 @@ def test_torchvisions_published_densenet(tmp_path: Path) -> None:
 
 
 def test_hugging_faces_dinov2(transformers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """RAD-DINO's own format, a size smaller: its patch tokens after the last norm, in its own range."""
+    """RAD-DINO's format at a smaller size: patch tokens after the last norm, in the input range of the model."""
     monkeypatch.setattr(encoders, "_RAD_DINO_ARCHITECTURE", "vit_small_patch14_dinov2")
     options = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "image_size": 70}
     model = transformers.Dinov2Model(transformers.Dinov2Config(**options, patch_size=14)).eval()
@@ -121,7 +121,7 @@ def test_hugging_faces_vit(transformers: Any, tmp_path: Path) -> None:
         _assert_patch_tokens(encoder.eval()(2 * grey - 1), theirs)
 
 
-#: Where Hugging Face's files of DINOv2 keep what timm has under another name: its `modeling_dinov2`.
+#: Names in timm -> names in Hugging Face's DINOv2 files (`modeling_dinov2`).
 _OF_HUGGING_FACE = {
     "cls_token": "embeddings.cls_token", "pos_embed": "embeddings.position_embeddings",
     "patch_embed.proj.": "embeddings.patch_embeddings.projection.", "blocks.": "encoder.layer.",
@@ -132,7 +132,7 @@ _OF_HUGGING_FACE = {
 
 @pytest.mark.parametrize("prefix", ["", "dinov2."])
 def test_hugging_faces_names(prefix: str, tmp_path: Path) -> None:
-    """Written by its documented names, since the library is too large to be a requirement of the tests."""
+    """The file is written with the documented names, since the library is too large for the tests."""
     name = "vit_small_patch14_dinov2"
     model = timm.create_model(name, img_size=28, num_classes=0, global_pool="").eval()
     state: dict[str, Tensor] = {f"{prefix}embeddings.mask_token": torch.zeros(1, 384)}
@@ -153,7 +153,7 @@ def test_hugging_faces_names(prefix: str, tmp_path: Path) -> None:
 
 
 def test_positions_are_resampled_to_another_size(tmp_path: Path) -> None:
-    """As timm resamples them."""
+    """The result must equal timm's resampling."""
     model = timm.create_model("test_vit", img_size=96)
     torch.save(model.state_dict(), tmp_path / "w.pt")
     other = timm.create_model("test_vit", img_size=64, num_classes=0, global_pool="")
@@ -167,7 +167,7 @@ def test_positions_are_resampled_to_another_size(tmp_path: Path) -> None:
 
 
 class Trap:
-    """Would write a file when it is unpickled by pickle."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -191,7 +191,7 @@ def test_nothing_that_a_file_names_is_run(zipped: bool, tmp_path: Path) -> None:
 
 
 def _assert_patch_tokens(found: Tensor, tokens: Tensor) -> None:
-    """`tokens` [N, 1 + hw, D] have a class token first, which is no cell."""
+    """Compare with `tokens` [N, 1 + hw, D], whose first one is the class token and not a cell."""
     side = found.shape[-1]
     wanted = tokens[:, 1:].transpose(1, 2).unflatten(2, (side, side))
     torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
@@ -199,7 +199,7 @@ def _assert_patch_tokens(found: Tensor, tokens: Tensor) -> None:
 
 
 def _with_statistics(model: nn.Module) -> nn.Module:
-    """Batch norms as training leaves them: an average that does not happen to be 0, a variance not 1."""
+    """Give batch norms statistics as after training: means other than 0 and variances other than 1."""
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -0.1, 0.1)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Each hashing loss against loops written from its formula, and against values worked out by hand."""
+"""Each hashing loss against loops written from its formula, and against values computed by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_head(dim: int, bits: int, labels: int) -> HashHead:
 
 
 def identity(bits: int, labels: int) -> HashHead:
-    """A head whose relaxed codes are the features, and whose classifier always says logit 0."""
+    """A head whose relaxed codes are the features, and whose classifier always returns logit 0."""
     head = make_head(bits, bits, labels)
     assert head.classifier is not None
     with torch.no_grad():
@@ -41,7 +41,7 @@ def value(loss: HashingLoss, head: HashHead, features: Tensor, targets: Tensor) 
 
 
 def problem(seed: int, n: int = 9, dim: int = 5, bits: int = 6, labels: int = 4) -> tuple[HashHead, Tensor, Tensor]:
-    """A float64 head, features and targets with unknown entries, an image without a finding and one without a label."""
+    """A float64 head, features, and targets with unknown entries, an image without findings and one without labels."""
     generator = torch.Generator().manual_seed(seed)
     head = make_head(dim, bits, labels).double()
     with torch.no_grad():
@@ -65,7 +65,7 @@ def shared(targets: Tensor, negative: bool) -> list[list[int]]:
 
 
 def dissimilar(targets: Tensor, negative: bool) -> list[list[bool]]:
-    """No class can be shared, whatever the unknown labels are."""
+    """Pairs that cannot share a class for any value of the unknown labels."""
     possible = [{j for j, v in enumerate(row) if v != 0} for row in targets.tolist()]
     for row, own in zip(targets.tolist(), possible, strict=True):
         if negative and 1 not in row:
@@ -90,7 +90,7 @@ def brute_dsh(head: HashHead, features: Tensor, targets: Tensor, negative: bool)
 
 
 def brute_sdh(head: HashHead, features: Tensor, targets: Tensor, negative: bool) -> float:
-    """With the matrices of the paper: B, H and the two scatters in full."""
+    """The loss with the paper's full matrices: B, H and the two scatters."""
     h, r, apart = np.tanh(relaxed(head, features)).T, shared(targets, negative), dissimilar(targets, negative)
     bits, n = h.shape
     scatter = {True: np.zeros((bits, bits)), False: np.zeros((bits, bits))}
@@ -149,16 +149,16 @@ def test_shared_classes_by_hand() -> None:
     targets = torch.tensor([[1.0, 1, 0], [1, NAN, 1], [0, 0, 0], [0, 0, 0], [0, NAN, 0]])
     without = [[2.0, 1, 0, 0, 0], [1, 2, 0, 0, 0], [0] * 5, [0] * 5, [0] * 5]
     assert shared_classes(targets, negative=False).tolist() == without
-    # The last image may have the unknown finding, so that it is not known to be without one.
+    # The last image may have the unknown finding, so it does not count as one without findings.
     expected = [*without[:2], [0, 0, 1, 1, 0], [0, 0, 1, 1, 0], [0] * 5]
     assert shared_classes(targets, negative=True).tolist() == expected
 
 
 def test_dsh_by_hand() -> None:
-    """Codes (1, 1), (1, -1), (0.5, 1); m = 4. The first two share a class, the third shares none.
+    """The codes are (1, 1), (1, -1), (0.5, 1); m = 4. The first two share a class, the third shares none.
 
     Pair 1-2: 4 / 2 = 2. Pair 1-3: (4 - 0.25) / 2 = 1.875. Pair 2-3: d^2 = 4.25 > m, so 0. The third is 0.5 from +-1,
-    which costs 0.005 in each of its pairs. Where the second may have the third's finding, they are no pair.
+    which costs 0.005 in each of its pairs. If the second may have the third's finding, they do not form a pair.
     """
     codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 1.0]])
     for second, pairs in ((0.0, 3), (NAN, 2)):
@@ -168,7 +168,7 @@ def test_dsh_by_hand() -> None:
 
 
 def test_sdh_by_hand() -> None:
-    """One bit, tanh values 0.5, 0.5, -0.5; the first two are similar and W = 1, so that J_3 = 0.
+    """With one bit, the tanh values are 0.5, 0.5, -0.5; the first two are similar, and W = 1, so J_3 = 0.
 
     J_1 = 0.25 / 2; variance 0.25 - (1/6)^2 = 2/9; scatter 1 - 0; J_2 = (2/9 + 1) / 2.
     """
@@ -185,13 +185,13 @@ def test_sdh_by_hand() -> None:
 
 
 def test_osdh_by_hand() -> None:
-    """8 bits of tanh +-0.5, so rho = 1; D = 4 - h.h / 2, which is 3 between equal codes and 5 between opposite ones.
+    """8 bits have tanh +-0.5, so rho = 1; D = 4 - h.h / 2 is 3 between equal codes and 5 between opposite ones.
 
-    Image 0 has both classes, 1 has both, 2 has the first, 3 none; codes +, -, +, +. Weights are 2^r_i - 2^r_j:
+    Images 0 and 1 have both classes, 2 has the first, 3 none; codes are +, -, +, +. Weights are 2^r_i - 2^r_j:
     query 0: (1 over 2) 2 * (5 - 3 + 1), (1 over 3) 3 * (5 - 3 + 1), (2 over 3) 1 * (3 - 3 + 1), sum 16 / 6;
     query 1: (0 over 2) 2 * 1, (0 over 3) 3 * 1, (2 over 3) 1 * 1, sum 6 / 6;
     query 2: (0 over 3) 1 * 1, (1 over 3) 1 * (5 - 3 + 1), sum 4 / 2; query 3 shares nothing and does not count.
-    Logits of 0 cost 2 log 2; each image has 8 * 0.25 to quantise.
+    Logits of 0 cost 2 log 2; each image has a quantisation error of 8 * 0.25.
     """
     codes = (torch.tensor([[1.0], [-1.0], [1.0], [1.0]]) * 0.5).atanh().expand(4, 8)
     targets = torch.tensor([[1.0, 1.0], [1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
@@ -230,7 +230,7 @@ def test_one_image_is_no_pair_and_no_loss(loss_type: type[HashingLoss]) -> None:
 
 @pytest.mark.parametrize("targets", [torch.tensor([[1.0, 0.0]]), *(torch.full((3, 2), v) for v in (0.0, 1.0))])
 def test_osdh_without_an_order_still_classifies(targets: Tensor) -> None:
-    """One image, or images that share nothing or all the same: no triplet, so the ranking is 0."""
+    """With one image, or images that share nothing or all share the same, there are no triplets: the ranking is 0."""
     head = make_head(4, 8, 2)
     features = torch.randn(len(targets), 4, generator=torch.Generator().manual_seed(0))
     codes = head.relaxed(features).tanh()
@@ -242,7 +242,7 @@ def test_osdh_without_an_order_still_classifies(targets: Tensor) -> None:
 @pytest.mark.parametrize("loss_type", [DSHLoss, SDHLoss])
 @pytest.mark.parametrize("target", [0.0, 1.0])
 def test_only_similar_pairs(loss_type: type[HashingLoss], target: float) -> None:
-    """Images that all have the findings, or are all known to have none, draw together."""
+    """Images that all have the findings, or are all known to have none, move closer together."""
     targets = torch.full((4, 2), target)
     features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss = value(loss_type(targets, negative=True), identity(6, 2), features, targets)
@@ -253,7 +253,7 @@ def test_only_similar_pairs(loss_type: type[HashingLoss], target: float) -> None
 
 
 def test_images_of_which_nothing_is_known_are_no_pair() -> None:
-    """DSH then has nothing to say; SDH looks at all images whatever they show, as its variance does."""
+    """DSH is then 0; the variance and quantisation terms of SDH do not depend on labels."""
     targets = torch.full((4, 2), NAN)
     features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss = value(DSHLoss(targets, negative=True), identity(6, 2), features, targets)
@@ -268,7 +268,7 @@ def test_images_of_which_nothing_is_known_are_no_pair() -> None:
 
 @pytest.mark.parametrize("loss_type", LOSSES)
 def test_training_brings_codes_of_similar_images_together(loss_type: type[HashingLoss]) -> None:
-    """Features hold the labels and louder noise, so that the codes hardly see the labels before training."""
+    """Features contain the labels and stronger noise, so the codes hardly depend on the labels before training."""
     torch.manual_seed(0)
     targets = torch.tensor([[1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 1.0, 0.0]])
     targets = targets.repeat(12, 1)
@@ -277,7 +277,7 @@ def test_training_brings_codes_of_similar_images_together(loss_type: type[Hashin
     shared, itself = shared_classes(targets, negative=False), torch.eye(48, dtype=torch.bool)
 
     def distances() -> list[float]:
-        """Mean Hamming distance between images that share no class, one, and two."""
+        """Mean Hamming distances between images that share no, one and two classes."""
         codes = head.codes(features)
         hamming = (16 - codes @ codes.T) / 2
         return [hamming[(shared == count) & ~itself].mean().item() for count in range(3)]
@@ -291,4 +291,4 @@ def test_training_brings_codes_of_similar_images_together(loss_type: type[Hashin
     none, one, two = distances()
     assert before[0] - before[1] < 1 and none - one > 5
     if loss_type is OSDHLoss:
-        assert one - two > 1  # the others know no order among similar images
+        assert one - two > 1  # the others do not order similar images

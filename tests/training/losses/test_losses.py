@@ -1,4 +1,4 @@
-"""Each loss against a brute force in float64, written from the formula, and against values worked out by hand."""
+"""Each loss against a brute-force version of its formula in float64, and against values computed by hand."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_proxy_loss_is_the_papers_with_the_sign_mended(counts: tuple[int, ...], 
 
 
 def test_proxy_loss_by_hand() -> None:
-    """One class, one proxy at a right angle: d^2 = 2, S = exp(-2 / 0.98); two images, so w+ = w- = 1/2."""
+    """One class has one proxy at a right angle: d^2 = 2, S = exp(-2 / 0.98). With two images w+ = w- = 1/2."""
     head = ProxyHead(2, (1,), 1, SIGMA)
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[3.0, 0.0]]))
@@ -103,7 +103,7 @@ def test_proxy_loss_by_hand() -> None:
 
 
 def test_a_negative_is_pushed_away_and_a_positive_pulled() -> None:
-    """Fails with the sign as printed, which would pull negatives towards the proxy."""
+    """This fails with the sign as printed in the paper, which would pull negatives towards the proxy."""
     head = ProxyHead(3, (1,), 1, SIGMA)
     embedding = unit(torch.tensor([[1.0, 0.4, 0.0]]))
     with torch.no_grad():
@@ -210,7 +210,7 @@ def test_bce_by_brute_force() -> None:
 
 
 def test_balanced_bce_by_hand() -> None:
-    """One positive of four: w+ = 3/4, w- = 1/4; logits 0 everywhere cost log 2 each."""
+    """One of four is positive: w+ = 3/4, w- = 1/4. Logits are 0 everywhere, and cost log 2 each."""
     head = LinearHead(2, 1)
     with torch.no_grad():
         head.linear.weight.zero_(), head.linear.bias.zero_()

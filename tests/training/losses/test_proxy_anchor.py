@@ -1,4 +1,4 @@
-"""Proxy Anchor against loops in float64 and against values worked out by hand."""
+"""Proxy Anchor against loops in float64 and against values computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def head_of(proxies: Tensor) -> ProxyHead:
 
 
 def problem(seed: int, classes: int, labels: int) -> tuple[ProxyHead, Tensor, Tensor]:
-    """A float64 head, unit embeddings and targets: the last label is unknown everywhere, others here and there."""
+    """A float64 head, unit embeddings, and targets: the last label is always unknown, the others sometimes."""
     generator = torch.Generator().manual_seed(seed)
     head = head_of(torch.randn(classes, 5, generator=generator, dtype=torch.float64))
     embedding = unit(torch.randn(8, 5, generator=generator, dtype=torch.float64))
@@ -61,17 +61,17 @@ def brute(head: ProxyHead, embedding: Tensor, rows: list[list[float]]) -> float:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_against_brute_force(seed: int, negative: bool) -> None:
     head, embedding, targets = problem(seed, 5 if negative else 4, 4)
-    targets[0] = 0  # the only image that surely is of the negative class
+    targets[0] = 0  # the only image known to be of the negative class
     rows = [extended(row) if negative else row for row in targets.tolist()]
     loss = ProxyAnchorLoss(targets, negative=negative)
     assert loss(head, embedding, embedding, targets).item() == pytest.approx(brute(head, embedding, rows))
 
 
 def test_by_hand() -> None:
-    """One image on the proxy of its class and at a right angle to the other, which has no positive.
+    """One image is at the proxy of its class, and at a right angle to the other class, which has no positives.
 
-    Pull: log(1 + exp(-32 * 0.9)) of one class with a positive. Push: log(1 + exp(32 * 0.1)) of the other class, over
-    the two classes with a known label. A third class, unknown, does not count.
+    Pull: log(1 + exp(-32 * 0.9)) from the only class with a positive. Push: log(1 + exp(32 * 0.1)) from the other
+    class, divided by the two classes with known labels. A third class is unknown and does not count.
     """
     head = head_of(torch.eye(3, dtype=torch.float64))
     embedding = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64)
@@ -121,7 +121,7 @@ def test_gradient() -> None:
 
 
 def test_training_pulls_images_to_the_proxies_of_all_their_labels() -> None:
-    """Eight images of every combination of two labels; after some steps each label is told by its proxy's cosine."""
+    """There are eight images per combination of two labels; after some steps a proxy's cosine predicts its label."""
     generator = torch.Generator().manual_seed(5)
     targets = torch.cartesian_prod(torch.arange(2), torch.arange(2)).float().repeat(2, 1)
     head = head_of(torch.randn(2, 6, generator=generator))

@@ -1,4 +1,4 @@
-"""The smooth nDCG against loops in float64, against values worked out by hand, and against the metric it bounds."""
+"""The smooth nDCG against loops in float64, values computed by hand, and the metric that it bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def problem(seed: int, n: int = 10, labels: int = 3, negative: bool = False) -> 
 
 
 def true_ndcg(embedding: Tensor, targets: Tensor, *, negative: bool) -> np.ndarray:
-    """nDCG of each image among all others of the batch, by the metric; NaN where it has none."""
+    """nDCG of each image among the others of the batch, computed by the metric; NaN if it is undefined."""
     classes = (add_negative_class if negative else positives)(targets.numpy())
     similarity = inner_products(embedding.detach().numpy(), embedding.detach().numpy())
     everyone = [str(i) for i in range(len(targets))]
@@ -44,7 +44,7 @@ def true_ndcg(embedding: Tensor, targets: Tensor, *, negative: bool) -> np.ndarr
 
 
 def smooth_step(t: float) -> float:
-    """Of a less relevant image that is t above."""
+    """The step for a less relevant image that is t above."""
 
     def sigmoid(x: float) -> float:
         return 1 / (1 + math.exp(-x))
@@ -87,10 +87,10 @@ def test_against_brute_force(negative: bool) -> None:
 
 
 def test_by_hand() -> None:
-    """Images that share 2, 0 and 1 labels, in this order of similarity; the 0 is 0.15 above the 1.
+    """The images share 2, 0 and 1 labels, in order of similarity; the second is 0.15 above the third.
 
-    The first has rank 1 but for smooth steps of sigmoid(-50) and sigmoid(-65). The last has the first above it (a true
-    step) and the 0: 100 * 0.1 + sigmoid(5) + 1/2 and its own 1.
+    The first has rank 1, except for smooth steps of sigmoid(-50) and sigmoid(-65). The third has its own 1, a full step
+    for the first, and 100 * 0.1 + sigmoid(5) + 1/2 for the second.
     """
     ndcg = smooth_ndcg(torch.tensor([[0.9, 0.4, 0.25]]), torch.tensor([[2.0, 0.0, 1.0]]))
     rank = 1 + 1 + 10 + 1 / (1 + math.exp(-5)) + 0.5
@@ -129,7 +129,7 @@ def test_own_image_is_left_out() -> None:
 
 
 def test_unknown_labels_are_not_shared() -> None:
-    """The two images share a NaN, not a finding: nothing is ranked, and only the proxy loss is left."""
+    """The two images share a NaN but no finding: there is no ranking, only the proxy loss."""
     head, embedding, _ = problem(1, labels=2)
     targets = torch.tensor([[NAN, 1.0], [NAN, 0.0]], dtype=torch.float64)
     v = embedding[:2]
@@ -161,7 +161,7 @@ def test_finite_in_float32_for_equal_and_spread_images(spread: float) -> None:
 
 
 def test_gradient() -> None:
-    """Away from the jumps of the steps, which have no derivative."""
+    """Check away from the jumps of the steps, which have no derivative."""
     _, embedding, targets = problem(6)
     positive = (targets == 1).double()
     relevance = without_own(positive @ positive.T)
@@ -170,14 +170,14 @@ def test_gradient() -> None:
 
 
 def test_a_gross_mistake_has_a_gradient_that_undoes_it() -> None:
-    """At 0.8 above, a sigmoid of this temperature would be flat."""
+    """At 0.8 above, a sigmoid with this temperature would be flat."""
     similarity = torch.tensor([[0.1, 0.9]], requires_grad=True)
     smooth_ndcg(similarity, torch.tensor([[1.0, 0.0]])).sum().backward()
     assert similarity.grad is not None and similarity.grad[0, 0] > 0.01 and similarity.grad[0, 1] < -0.01
 
 
 def test_descent_raises_the_true_ndcg() -> None:
-    """The ranking alone, on features that begin at random: without the proxies' help."""
+    """Only the ranking term is used, without proxies, starting from random features."""
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(24, 8, generator=generator, requires_grad=True)
     targets = torch.randint(0, 2, (24, 3), generator=generator).float()

@@ -1,4 +1,4 @@
-"""The check's training: what it sees, what becomes of the network, and a run of a few steps."""
+"""Training of the picture check: its views, the exported network, and a run of a few steps."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def test_views_are_in_range_and_depend_on_the_seed() -> None:
 
 
 def test_a_part_shows_half_a_side_at_most() -> None:
-    """The slope of a ramp over the whole image says how much of it is seen."""
+    """The slope of a ramp over the image shows how much of it is visible."""
     images = np.tile(np.linspace(0, 255, STORED).astype(np.uint8), (1, STORED, 1))
     views = Views(images, 0)
     views._exposed = lambda view: view  # type: ignore[method-assign]
     rows = torch.zeros(50, dtype=torch.long)
     for take, low, high in ((views.part, 0.2, 0.62), (views.whole, 0.67, 1.6)):
-        shown = SIDE * np.median(np.diff(take(rows)[:, 0, SIDE // 2].numpy()), axis=1)  # of the side, squeezed by 12%
+        shown = SIDE * np.median(np.diff(take(rows)[:, 0, SIDE // 2].numpy()), axis=1)  # squeezed by up to 12%
         assert low < shown.min() and shown.max() < high
 
 
@@ -65,7 +65,7 @@ def test_the_exported_check_answers_as_the_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = untrained()
     with torch.no_grad():
-        model(torch.randn(64, 1, SIDE, SIDE) * 2 + 1)  # BatchNorm has seen something
+        model(torch.randn(64, 1, SIDE, SIDE) * 2 + 1)  # gives BatchNorm statistics
     model.eval()
     check = exported(model, {"thresholds": {}})
     greys = np.random.default_rng(0).integers(0, 256, (3, SIDE, SIDE), dtype=np.uint8)
@@ -101,7 +101,7 @@ def test_intervals_are_wilsons(count: int, of: int) -> None:
 
 @pytest.mark.slow
 def test_a_run_of_a_few_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command.torch, "set_num_threads", lambda threads: None)  # it would hold for other tests
+    monkeypatch.setattr(command.torch, "set_num_threads", lambda threads: None)  # would affect other tests
     monkeypatch.setattr(command, "_PHANTOMS", (4, 2))
     monkeypatch.setattr(command, "_IMPOSTORS", (18, 9))
     rows = []

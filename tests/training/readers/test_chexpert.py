@@ -48,7 +48,7 @@ def test_labels_patients_and_views(table: Path) -> None:
     assert manifest.rows[0].labels == (0, 0, 0, 0, 0, 0, 0, 0, 0)
     assert manifest.rows[1].labels == (0, -1, 1, -1, -1, 0, -1, 0, -1)
     assert {row.split for row in manifest} == {"train", "val", "test"}
-    # support devices alone: no label is left, but the image is not empty
+    # only support devices: no label is left, but the image is not without findings
     assert manifest.about["left_out"]["images_with_only_these"] == 1
     assert manifest.about["policies"]["blank"] == "zero"
     assert manifest.about["policies"]["left_out_by_view"] == {"LATERAL": 1}
@@ -116,7 +116,7 @@ def test_root_must_be_a_folder(table: Path) -> None:
 
 
 def _with_images(folder: Path, images: dict[str, str]) -> None:
-    """Empty files where the given tables' paths say, by what their beginning becomes."""
+    """Make empty files at the paths of the given tables; `images` maps the beginning of a path to its replacement."""
     for path in folder.rglob("*.csv"):
         for _, record in read_table(path).records():
             text = record["Path"]

@@ -1,4 +1,4 @@
-"""Cells that hold a list of labels."""
+"""Cells that contain a list of labels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ def test_lists(text: str, expected: list[str] | None) -> None:
 
 
 def test_a_list_that_is_too_long_is_not_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python's parser takes hundreds of bytes of memory for a character."""
+    """Python's parser needs hundreds of bytes of memory per character."""
     monkeypatch.setattr(ast, "literal_eval", None)
     assert listed_labels("[" + "'a'," * 100_000 + "]") is None

@@ -1,4 +1,4 @@
-"""`read_dicom_studies`: what of a folder or DICOMDIR goes in, what is left out, and why."""
+"""`read_dicom_studies`: accepted and skipped files of a folder or DICOMDIR, with reasons."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dicom_files import STORED, make_dicom
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """Four patients with an image each, one of a bad window, and everything that must be left out."""
+    """Four patients with one image each, one of them with a bad window, and every kind of file to leave out."""
     folder = tmp_path / "archive"
     (folder / "A" / "B").mkdir(parents=True)
 
@@ -74,7 +74,7 @@ def test_a_folder(archive: Path) -> None:
 
 
 def test_what_is_blank_by_the_policy_is_left_out(archive: Path, tmp_path: Path, tiny_model: Path) -> None:
-    """By `header`, which is what a training goes by unless told otherwise: all of the manifest can be trained on."""
+    """The default policy is `header`, as in training, so that all images of the manifest can be trained on."""
     manifest, left_out, _ = read_dicom_studies(archive, workers=0)
     assert {row.image.name for row in manifest} == {"1", "2", "4"}
     (missed,) = (entry for entry in left_out if entry.path.name == "3")
@@ -101,7 +101,7 @@ def test_folders_are_followed_or_listed(archive: Path, tmp_path: Path, monkeypat
             raise PermissionError(13, "Permission denied", str(path))
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", scandir)  # permissions say nothing to root
+    monkeypatch.setattr(os, "scandir", scandir)  # root ignores permissions
     manifest, left_out, _ = read_dicom_studies(archive, workers=0)
     assert sorted(row.image.relative_to(archive).as_posix() for row in manifest) == ["A/1", "A/B/2", "linked/4"]
     reasons = {entry.path.name: (entry.damaged, entry.reason) for entry in left_out}
@@ -111,7 +111,7 @@ def test_folders_are_followed_or_listed(archive: Path, tmp_path: Path, monkeypat
 
 
 def test_lateral_views_when_asked(archive: Path, tiny_model: Path, tmp_path: Path) -> None:
-    """The manifest says that they are lateral, and so asks for them wherever it is read."""
+    """The manifest marks them as lateral, so later steps accept them."""
     manifest, _, _ = read_dicom_studies(archive, allow_lateral=True, workers=0, labels=("Mass",))
     (side,) = (row for row in manifest if row.view == "LATERAL")
     assert side.image.name == "side"
@@ -138,7 +138,7 @@ def dicomdir(folder: Path, *files: tuple[str, ...], comment: str = "") -> Path:
             record.TextValue = comment
         if parts:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # pydicom's, of a path that leads out of the folder
+                warnings.simplefilter("ignore")  # from pydicom, about a path outside the folder
                 record.ReferencedFileID = list(parts)
         records.append(record)
     directory.DirectoryRecordSequence = records
@@ -162,7 +162,7 @@ def test_a_dicomdir(archive: Path) -> None:
 
 
 def test_a_dicomdir_on_a_medium_with_other_names(archive: Path) -> None:
-    """As Linux shows a CD: in small letters, or with the version of each file."""
+    """Linux may show a CD's names in lower case, or with the version of each file."""
     (archive / "A").rename(archive / "a")
     (archive / "a" / "B").rename(archive / "a" / "b")
     (archive / "4").rename(archive / "im4.;1")
@@ -172,12 +172,10 @@ def test_a_dicomdir_on_a_medium_with_other_names(archive: Path) -> None:
 
 
 def test_a_large_dicomdir(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than what is large in a radiograph, and more elements, are ordinary here."""
+    """A directory is larger and has more elements than a radiograph may have."""
     path = dicomdir(archive, ("A", "1"), comment="x" * 2**20)
     assert len(read_dicom_studies(path, workers=0)[0]) == 1
-    monkeypatch.setattr(
-        "cbmir.runtime.imaging.dicom_reader._MOST_READS", 0
-    )  # a radiograph's bound is not a directory's
+    monkeypatch.setattr("cbmir.runtime.imaging.dicom_reader._MOST_READS", 0)  # the limit for radiographs does not apply
     monkeypatch.setattr("cbmir.training.readers.dicom._MOST_READS", 5)
     with pytest.raises(ManifestError, match="DICOMDIR"):
         read_dicom_studies(path, workers=0)
@@ -222,7 +220,8 @@ def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_warnings_are_counted_and_listed(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """By kind on stderr and in the sidecar, each beside the manifest; what is left out has its own list."""
+    """They are counted by kind on stderr and in the sidecar, and listed beside the manifest; skipped files have their
+    own list."""
     for number, name in enumerate(("5", "6", "7"), start=10):
         pixels = ((STORED + number) % 4096).astype(np.uint16)
         tags = {"PatientID": name, "SOPInstanceUID": f"1.9.{number}", "SeriesDescription": "CHEST LAT"}

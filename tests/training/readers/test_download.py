@@ -1,4 +1,4 @@
-"""The download of archives, against a server of this process that breaks off, moves on and forgets."""
+"""Downloading archives from a local server that aborts, changes its file, or does not support ranges."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DATA = bytes(range(256)) * 4096  # 1 MiB
 
 
 class Publisher(ThreadingHTTPServer):
-    """Serves `data` under every name; `breaks` holds how many bytes the next answers give before they break off."""
+    """A server of `data` under every name; `breaks` has the numbers of bytes after which the next answers abort."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
@@ -170,7 +170,7 @@ def test_unpacking(tmp_path: Path) -> None:
     unpack(archive, tmp_path / "a")
     assert (tmp_path / "a" / "deep" / "two.png").read_bytes() == b"abc"
     archive.unlink()
-    unpack(archive, tmp_path / "a")  # which is there
+    unpack(archive, tmp_path / "a")  # it exists already
 
 
 def test_without_the_filter_of_python_3_11_4_nothing_is_unpacked(
@@ -192,7 +192,7 @@ def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "a.tgz"]
 
 
-# With ids, since gzip writes the time: two processes would collect tests of other names.
+# With ids: gzip writes the time, so test processes would otherwise collect different names.
 @pytest.mark.parametrize(
     "data", [_tar("../outside.png"), _tar("one.png")[:-20], b"no archive"], ids=["outside", "cut off", "no archive"]
 )

@@ -15,7 +15,7 @@ from published_tables import copy_tables
 
 @pytest.fixture
 def mimic(shared: Path, tmp_path: Path) -> Path:
-    """The invented tables, an empty file for each image, and two reports."""
+    """The invented tables, an empty file per image, and two reports."""
     folder = copy_tables(shared, "mimic", tmp_path)
     for _, record in read_table(folder / "mimic-cxr-2.0.0-metadata.csv").records():
         study = (
@@ -38,7 +38,7 @@ def test_paths_splits_views_and_labels(mimic: Path) -> None:
     assert first.image == mimic / "files/p19/p19900001/s59900001" / f"{first.image.stem}.jpg"
     assert (first.patient_id, first.study_id, first.view, first.date) == ("19900001", "59900001", "PA", "2180-05-21")
     assert [row.view for row in (first, second, third)] == ["PA", "LATERAL", "AP"]
-    # EC, CM, LO, ED, CS, PNA, AT, PTX, PE of 19900001,59900001,,,0.0,-1.0,,,,,,,,,-1.0, and of 59900002
+    # EC, CM, LO, ED, CS, PNA, AT, PTX, PE in 19900001,59900001,,,0.0,-1.0,,,,,,,,,-1.0, and in 59900002
     assert first.labels == second.labels == (0, 0, 0, -1, 0, 0, 0, -1, 0)
     assert third.labels == (0, 0, 0, 1, 0, 0, 0, 0, 0)
     counts = manifest.about["counts"]["splits"]

@@ -109,7 +109,7 @@ def test_missing_image_stops_or_is_left_out(entries: Path, images: Path) -> None
     manifest = read_nih(images, entries, missing="skip")
     assert len(manifest) == 3
     assert manifest.about["policies"]["missing_images"] == 1
-    # counts left-out findings among the images that are there
+    # counts skipped findings only on existing images
     assert read_nih(images, entries, missing="skip", findings=13).about["left_out"]["images_with_only_these"] == 0
 
 
@@ -141,7 +141,7 @@ def test_the_same_row_twice_is_refused(tmp_path: Path, images: Path) -> None:
     [
         (ROWS[0].replace("Emphysema", "Emphysemia"), "row 3.*Emphysemia"),
         (ROWS[0].replace("Emphysema", "No Finding"), "row 3.*No Finding"),
-        (ROWS[0].replace("|", ","), "row 3.*whole numbers"),  # a stray comma moves every later column
+        (ROWS[0].replace("|", ","), "row 3.*whole numbers"),  # a stray comma shifts all later columns
         (ROWS[0].replace(",PA,", ",LL,"), "row 3.*view PA or AP"),
         ("00000001_000.png,Mass", "row 3.*ends before column 'Follow-up #'"),
     ],

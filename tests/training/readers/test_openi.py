@@ -84,7 +84,7 @@ def test_captions_that_name_both_views_decide_nothing(openi: Path, caplog: pytes
 
 
 def test_hidden_folders_are_passed_over(openi: Path) -> None:
-    """A download that was killed while unpacking leaves one."""
+    """A download that is killed while unpacking leaves one."""
     expected = read_openi(openi)
     for name in ("images", "ecgen-radiology"):
         copytree(openi / name, openi / ".NLMCXR.1234" / name)
@@ -124,7 +124,7 @@ def test_no_report_at_all(tmp_path: Path) -> None:
 
 
 def test_the_archives_are_fetched_and_unpacked(openi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`download` has its own tests against a server; here it finds what the server would have."""
+    """`download` is tested with a server elsewhere; here the archives are local."""
 
     def fetch(url: str, path: Path) -> str:
         path.parent.mkdir(exist_ok=True)

@@ -18,7 +18,7 @@ LABELS, CLASSES = "stage_2_train_labels.csv", "stage_2_detailed_class_info.csv"
 
 @pytest.fixture
 def rsna(shared: Path, tmp_path: Path) -> Path:
-    """The invented tables; the first image is DICOM with its view, the others converted ones."""
+    """The invented tables; the first image is DICOM with a view, the others are converted."""
     folder = copy_tables(shared, "rsna", tmp_path)
     images = list(dict.fromkeys(record["patientId"] for _, record in read_table(folder / LABELS).records()))
     place = folder / "stage_2_train_images"

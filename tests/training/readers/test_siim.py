@@ -14,7 +14,7 @@ from published_tables import copy_tables
 
 @pytest.fixture
 def siim(shared: Path, tmp_path: Path) -> Path:
-    """The invented table, its images as deep as Kaggle's: the first two of one patient, the last a converted one."""
+    """The invented table, with folders as at Kaggle; the first two images are one patient's, the last is converted."""
     folder = copy_tables(shared, "siim", tmp_path)
     images = [record["ImageId"] for _, record in read_table(folder / "train-rle.csv").records()]
     for number, image in enumerate(images[:-1]):
@@ -51,7 +51,7 @@ def test_a_mask_is_the_one_that_was_encoded() -> None:
         left, top, width, height = random.integers(1, 500, 4)
         mask[top : top + height, left : left + width] = random.random((height, width)) > 0.7
         if random.random() > 0.5:
-            mask[:, left] = True  # runs that go on in the next column
+            mask[:, left] = True  # runs that continue in the next column
             mask[:3, left + 1] = True
         pixels = np.flatnonzero(np.diff(np.r_[0, mask.T.ravel(), 0]))  # starts and ends, down the columns
         ends = np.r_[0, pixels[1::2][:-1]]

@@ -183,7 +183,7 @@ def test_dates(tmp_path: Path) -> None:
         read_own_table(table, columns=columns, labels=["Mass"])
 
 
-# --- labels that are joined -------------------------------------------------------------------------------------------
+# --- joined labels ----------------------------------------------------------------------------------------------------
 
 
 def _joined(folder: Path, *cells: str, **options: Any) -> Manifest:

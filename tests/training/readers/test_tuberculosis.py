@@ -14,7 +14,7 @@ from published_tables import draw_images
 @pytest.fixture
 def nlm(tmp_path: Path) -> Path:
     montgomery = "MontgomerySet/CXR_png/MCUCXR_0001_0.png"
-    masks = "MontgomerySet/ManualMask/leftMask/MCUCXR_0001_0.png"  # the same name once more
+    masks = "MontgomerySet/ManualMask/leftMask/MCUCXR_0001_0.png"  # the same name again
     draw_images(tmp_path, [montgomery, masks, *(f"ChinaSet_AllFiles/CXR_png/CHNCXR_000{n}_1.png" for n in (3, 4))])
     readings = tmp_path / "ChinaSet_AllFiles" / "ClinicalReadings"
     readings.mkdir()

@@ -13,7 +13,7 @@ from dicom_files import make_dicom
 from published_tables import copy_tables
 
 HEADER = "image_id,class_name,class_id,rad_id,x_min,y_min,x_max,y_max"
-#: Three radiologists: two drew nearly the same mass, one another mass, one an effusion.
+#: Boxes of three radiologists: two drew nearly the same mass, one drew another mass, one an effusion.
 BOXES = (
     "a,Nodule/Mass,4,R1,10,20,30,40",
     "a,Nodule/Mass,4,R2,12,20,32,40",
@@ -44,7 +44,7 @@ def test_two_of_three_make_a_label_and_one_an_uncertain_one(tmp_path: Path) -> N
     assert manifest.labels.names == ("Cardiomegaly", "Nodule/Mass", "Pleural effusion")
     assert [row.labels for row in manifest] == [(0, 1, -1), (0, 0, 0), (1, 0, 0)]
     assert {row.view for row in manifest} == {"PA"}
-    # (10, 20, 20, 20) and (12, 20, 20, 20) share 18 of 22 columns: their mean; the third stays
+    # (10, 20, 20, 20) and (12, 20, 20, 20) share 18 of 22 columns, so their mean is taken; the third stays
     assert manifest.rows[0].boxes == (
         Box("Nodule/Mass", 0.11, 0.25, 0.2, 0.25),
         Box("Nodule/Mass", 0.6, 0.125, 0.3, 0.25),
@@ -139,7 +139,7 @@ def test_an_image_in_both_tables_is_refused(tmp_path: Path) -> None:
 
 
 def test_labels_of_whole_images(tmp_path: Path) -> None:
-    """Tuberculosis has no box anywhere; a drawn finding is there as well, and counts each radiologist once."""
+    """Tuberculosis never has boxes. A finding with boxes also has image labels, and counts each radiologist once."""
     _write(tmp_path, "annotations_train.csv", *BOXES)
     labels = tmp_path / "image_labels_train.csv"
     rows = ["a,R1,1,0,0", "a,R2,1,0,0", "a,R3,1,0,0", "b,R1,0,0,1", "b,R2,0,1,0", "b,R3,0,1,0", "c,R1,1,1,0"]

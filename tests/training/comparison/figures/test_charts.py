@@ -1,4 +1,4 @@
-"""The charts: the numbers behind them are those of the results, and only what there is data for is drawn."""
+"""The charts: their numbers match the results, and only charts with data are drawn."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def read(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def check_files(folder: Path, picture: ReportFigure) -> None:
-    """PNG and SVG can be read, and both bear the title; nothing temporary is left."""
+    """Check that PNG and SVG are readable and have the title, and that no temporary files are left."""
     with Image.open(folder / f"{picture.name}.png") as image:
         assert image.info["Title"] == picture.title and min(image.size) > 200
     root = ElementTree.parse(folder / f"{picture.name}.svg").getroot()
@@ -122,7 +122,7 @@ def test_factorial_has_every_chart_for_both_columns(tmp_path: Path) -> None:
     both = read(tmp_path, "size-and-proxies")
     assert len(both) == 8 and {n["queries"] for n in both} == {"positive queries"}
     assert {n["metric"] for n in read(tmp_path, "train-size")} == {"auc", "ndcg", "acg", "precision"}
-    compared = [n for n in read(tmp_path, "comparison") if n["kind"] == "measured"]  # largest size, the paper's proxies
+    compared = [n for n in read(tmp_path, "comparison") if n["kind"] == "measured"]  # largest size, paper's proxies
     assert {(n["training_images"], n["proxies_per_class"]) for n in compared} == {("200", ""), ("200", "2")}
 
 

@@ -1,4 +1,4 @@
-"""The page of examples: queries by rule, findings by agreement, and nothing that names a patient."""
+"""The page of examples: choice of queries, findings by agreement, and no patient data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def drawn(small_report: tuple[Path, Plan], tmp_path_factory: pytest.TempPathFact
 
 
 def test_queries_by_hand() -> None:
-    """Eleven values, so that quantile q is place q / 10: 9.5 (10 when rounded), 8, 6, 4, 2, 0.5 (0)."""
+    """With eleven values, quantile q % is at index q / 10: 9.5 (rounded to 10), 8, 6, 4, 2, 0.5 (0)."""
     ndcg = np.array([0.5, NAN, 0.1, 0.9, 0.3, 0.7, 0.2, NAN, 0.8, 0.4, 0.6, 1.0, 0.0])
     chosen = choose_queries(ndcg)
     assert [(ndcg[query], quantile) for query, quantile in chosen.items()] == [
@@ -43,7 +43,7 @@ def test_few_queries_are_named_once() -> None:
 
 
 def test_agreement_by_hand() -> None:
-    """Uncertain counts as positive, unknown does not."""
+    """Uncertain labels count as positive, unknown ones do not."""
     query = Row(Path("q"), "p", (1, -1, 0, None, 1))
     some = agreement(query, Row(Path("n"), "r", (-1, 0, 1, 1, None)), "abcde")
     assert (some.shared, some.missing, some.more, some.kind) == (("a",), ("b", "e"), ("c", "d"), "some")

@@ -1,4 +1,4 @@
-"""Maps of the gallery: which pairs, who belongs to which group, and the share of negative neighbours."""
+"""Maps of the gallery: choice of pairs, groups of images, and the share of negative neighbours."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def groups(path: Path) -> Counter[tuple[str, str]]:
 
 
 def test_pairs_are_those_that_most_images_carry_both_of() -> None:
-    """Together: ab 1, ac 2, bc 3, ad 0, bd 1, cd 1; equal ones in the labels' order, three in all."""
+    """Images with both labels: ab 1, ac 2, bc 3, ad 0, bd 1, cd 1. Three pairs are chosen; ties are in label order."""
     carried = ["abc", "ac", "bc", "bc", "bd", "cd", "a", ""]
     positive = np.array([[name in labels for name in "abcd"] for labels in carried])
     assert label_pairs((), LabelSet(tuple("abcd")), positive) == [(1, 2), (0, 2), (0, 1)]
@@ -44,7 +44,7 @@ def test_asked_pairs_are_found_by_what_other_data_sets_call_them() -> None:
 
 
 def test_negative_share_by_hand() -> None:
-    """Image 0 asks. Image 1 is its own patient; of the ten after it four are negative; the last two lie farther off."""
+    """Image 0 is the query, and image 1 its patient's; four of the next ten are negative, and the last two far away."""
     radians = np.deg2rad([0, 1, *range(2, 12), 80, 90])
     vectors = np.column_stack([np.cos(radians), np.sin(radians)]).astype(np.float32)
     negative = np.array([1, 1, *[1, 0] * 4, 0, 0, 1, 1], dtype=bool)
@@ -92,7 +92,7 @@ def test_label_names_are_no_markup(small_report: tuple[Path, Plan], tmp_path: Pa
 
 
 def test_what_is_not_there_is_not_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
-    """Nothing finished: nothing. One proxy method alone: no comparison with and without negative proxies."""
+    """Without finished cells, nothing. With one proxy method, no comparison with and without negative proxies."""
     report, plan = small_report
     assert draw_maps(tmp_path / "none", plan, tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()

@@ -1,4 +1,4 @@
-"""Community search on planted communities, its graph against all pairs, its answers against the exact search."""
+"""Community search: planted communities, the graph against all pairs, and answers against exact search."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 
 def planted(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Three tight bundles around axes of which the third lies nearer to the first than the second does."""
+    """Three tight clusters around axes; the third axis is nearer to the first than the second is."""
     axes = unit(np.array([[1, 0, 0, 0], [0, 1, 0, 0], [0.7, 0, 0.7, 0]]))
     member = np.repeat(np.arange(3), SIZES)
     noise = 0.05 * np.random.default_rng(seed).standard_normal((len(member), 4))
@@ -61,7 +61,7 @@ def test_planted_communities_are_found_and_the_querys_is_visited_first() -> None
 
 
 def test_whole_communities_the_nearest_first_until_enough_are_seen() -> None:
-    # With 15 neighbours each bundle is one community, so that their sizes can be counted on.
+    # With 15 neighbours each cluster is one community, so their sizes are known.
     features, member = planted()
     query = unit(np.array([1, 0.1, 0.05, 0]))
     for least, expected in ((1, [0]), (20, [0]), (21, [0, 2]), (45, [0, 2]), (46, [0, 1, 2]), (1000, [0, 1, 2])):

@@ -1,4 +1,4 @@
-"""ITQ against what its two steps must do, a search over all rotations of the plane, and a planted hypercube."""
+"""ITQ: the properties of its two steps, a search over all rotations of the plane, and a planted hypercube."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_rotation_is_orthogonal_and_the_error_never_grows() -> None:
 
 
 def test_one_turn_by_hand() -> None:
-    # With the axes as start, B is (1, 1), (-1, 1), (-1, -1), (1, -1): the points turned by 45 degrees minus 10.
+    # Starting from the axes, B is (1, 1), (-1, 1), (-1, -1), (1, -1): the points rotated by 45 - 10 degrees.
     angles = np.deg2rad([10, 100, 190, 280])
     projected = np.column_stack([np.cos(angles), np.sin(angles)])
     turned = projected @ learn_rotation(projected, np.eye(2), 1)
@@ -59,9 +59,9 @@ def test_a_planted_hypercube_is_recovered_from_most_starts() -> None:
     recovered = 0
     for seed in range(10):
         agreement = np.abs(ITQ(features, bits=4, seed=seed).codes(features).T @ corners) / len(corners)
-        # Which bit is which coordinate, and its sign, are free; each coordinate is one bit, in every image.
+        # The order and sign of bits are arbitrary; each coordinate is one bit in every image.
         recovered += np.array_equal(np.sort(agreement.max(axis=0)), np.ones(4))
-    # Not from all: turns by halves can stop where every point lies between corners.
+    # Not from all starts: it can get stuck where every point is between corners.
     assert recovered >= 4
 
 

@@ -1,4 +1,4 @@
-"""Semi-supervised hashing against sums over pairs in plain Python, values by hand, and planted classes."""
+"""Semi-supervised hashing against sums over pairs in plain Python, values computed by hand, and planted classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def share(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def brute_directions(features: np.ndarray, labels: np.ndarray, bits: int) -> np.ndarray:
-    """The sequence in float64, pair by pair."""
+    """The sequence of directions in float64, computed pair by pair."""
     x = features.astype(np.float64) - features.mean(axis=0, dtype=np.float64)
     rows = [i for i in range(len(x)) if labels[i].sum() > 0]
     weight = {(i, j): 1.0 if share(labels[i], labels[j]) else -1.0 for i in rows for j in rows}
@@ -41,7 +41,7 @@ def brute_directions(features: np.ndarray, labels: np.ndarray, bits: int) -> np.
 
 
 def planted(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Three labels, each a small shift along its own axis, and two louder axes that mean nothing."""
+    """Three labels, each a small shift along its own axis, and two larger axes of noise."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((n, 3)) < 0.4).astype(np.float32)
     labels[labels.sum(axis=1) == 0, 0] = 1
@@ -55,7 +55,7 @@ def test_pairs_by_hand() -> None:
 
 
 def test_a_pair_that_may_share_an_unknown_label_is_neither() -> None:
-    """The second may have what the first has, and does not have what the third has."""
+    """The second image may have the first one's label, and does not have the third one's."""
     labels = np.array([[1, 0], [np.nan, 0], [0, 1]])
     assert np.array_equal(pair_similarity(labels), [[1, 0, -1], [0, 0, -1], [-1, -1, 1]])
 
@@ -72,7 +72,7 @@ def test_the_matrix_is_the_sum_over_pairs() -> None:
 
 
 def test_wrong_pairs_are_weighed_up_by_hand() -> None:
-    # Mean square 2 / 2 = 1. Images 0 and 1 should agree and are projected to both sides: 1 becomes 1 - (1 * -1) = 2.
+    # Mean square 2 / 2 = 1. Images 0 and 1 should agree, but are projected to opposite sides: 1 - (1 * -1) = 2.
     similar, different = np.ones((2, 2), np.float32), np.array([[1, -1], [-1, 1]], np.float32)
     apart, together = np.array([1, -1], np.float32), np.array([1, 1], np.float32)
     assert np.array_equal(reweighted(similar, apart), [[1, 2], [2, 1]])
@@ -103,7 +103,7 @@ def test_codes_of_new_images_tell_the_planted_labels_and_not_the_loud_axes() -> 
     assert codes.shape == (100, 16)
     centred = new - features.mean(axis=0, dtype=np.float64)
     assert np.array_equal(codes, np.where(centred @ hashing.directions >= 0, 1, -1))
-    # The labels can be read off the code: their nearest other image has the same ones.
+    # The code contains the labels: the nearest other image has the same ones.
     products = codes @ codes.T - 100 * np.eye(100, dtype=np.float32)
     same = (new_labels[products.argmax(axis=1)] == new_labels).all(axis=1)
     assert same.mean() > 0.8

@@ -26,7 +26,7 @@ def noise(n: int, side: int, seed: int = 0) -> np.ndarray:
 
 
 def gratings(n: int, angle: float, wavelength: float, seed: int) -> np.ndarray:
-    """Waves along `angle` with random phases and some noise, uint8 [n, 48, 48]."""
+    """Waves along `angle` with random phases and slight noise, uint8 [n, 48, 48]."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[:48, :48]
     phase = rng.uniform(0, 2 * np.pi, (n, 1, 1))
@@ -67,7 +67,7 @@ def test_schmid_is_its_formula() -> None:
     def at(r: float) -> float:
         return math.cos(math.pi * 2 * r / 6) * math.exp(-(r**2) / 72)
 
-    # What is added and what it is divided by cancel in a ratio of differences.
+    # Offset and scale cancel in a ratio of differences.
     kernel = schmid(6, 2).astype(np.float64)
     a, b, c, d = (kernel[RADIUS, RADIUS + r] for r in (0, 2, 3, 7))
     assert (a - b) / (c - d) == pytest.approx((at(0) - at(2)) / (at(3) - at(7)), rel=1e-4)
@@ -111,7 +111,7 @@ def test_gabor_answers_to_its_own_wave() -> None:
 
 
 def test_patches_hold_mean_and_deviation_of_each_filter() -> None:
-    # 20 px: 2 patches across, and 4 px that are left out.
+    # 20 px have 2 patches across; 4 px are not used.
     images = noise(40, 20)
     descriptor = TextureDescriptor(images, seed=0, words=5)
     patches = descriptor._patches(images[:3])
@@ -133,10 +133,10 @@ def test_histograms_count_each_images_own_patches() -> None:
     assert histograms.shape == (40, 10)
     assert histograms.dtype == np.float32
     assert np.allclose(histograms.sum(axis=1), 1)
-    # 4 x 4 patches: sixteenths; and 40 images are more than are filtered at a time.
+    # 4 x 4 patches give sixteenths; 40 images are more than one batch.
     assert np.allclose(histograms * 16, np.round(histograms * 16), atol=1e-5)
     alone = np.concatenate([descriptor.describe(image[None]) for image in images])
-    # Rounding may move a patch that lies between two words.
+    # Rounding may move a patch that is between two words.
     assert np.abs(alone - histograms).sum() <= 4 / 16
 
 
@@ -155,7 +155,7 @@ def test_planted_gratings_are_told_apart_by_direction_and_wavelength() -> None:
 def test_similarity_by_hand() -> None:
     query = np.array([0.5, 0.5, 0, 0], np.float32)
     gallery = np.array([[0.5, 0.5, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 0.25, 0.75], [1, 0, 0, 0]], np.float32)
-    # The last: (0.25 / 1.5 + 0.25 / 0.5) / 2 = 1/3.
+    # The last one is (0.25 / 1.5 + 0.25 / 0.5) / 2 = 1/3.
     assert texture_similarity(query, gallery) == pytest.approx([0, -0.5, -1, -1 / 3])
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's report, from results written by hand: its tables, what it says, and its three forms."""
+"""The benchmark's report from handwritten results: its tables, its sentences, and its three formats."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ VOID = {"meta", "img", "br", "hr", "link", "input"}
 
 
 class Balanced(HTMLParser):
-    """Notes every element and address, and fails on a tag that is not closed in its turn."""
+    """A parser that records every element and URL, and fails if tags are not properly nested."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ def test_duration() -> None:
 
 @pytest.fixture
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Results by hand and one picture; nothing is drawn."""
+    """Use handwritten results and one picture, without drawing anything."""
     results = make()
 
     def draw(_: Any, folder: Path) -> list[ReportFigure]:

@@ -1,4 +1,4 @@
-"""What the benchmark's report says by the yardstick: its tables, and which method is best."""
+"""The part of the benchmark's report about the yardstick: its tables, and the best method."""
 
 from __future__ import annotations
 
