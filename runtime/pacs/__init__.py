@@ -1,4 +1,4 @@
-"""The runtime in a PACS: radiographs arrive from any number of sources, results are sent back, and none is lost.
+"""The runtime in a PACS: radiographs arrive from any number of sources and results are sent back, without any loss.
 
 ::
 

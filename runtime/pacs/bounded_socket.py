@@ -1,4 +1,4 @@
-"""pynetdicom's connection with limits: it trusts no length, and does not wait for unfinished units (PDUs)."""
+"""pynetdicom's connection with limits: it does not trust lengths, nor wait for units (PDUs) that are never finished."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from pynetdicom.transport import AssociationSocket
 
 from cbmir.runtime.logs import fields, pacs_log
 
-MAX_PDU = 2**18  # bytes; few large units are quicker than many small ones
+MAX_PDU = 2**18  # bytes; a few large units are faster than many small ones
 LONGEST_UNIT = MAX_PDU + 2**12
-#: Seconds that a unit may take to its last byte, either way: its header, and the rest of it.
+#: Seconds for the header of a unit, and again for the rest of it, in either direction.
 STALL_TIMEOUT = 30.0
 
 
 class BoundedSocket(AssociationSocket):
-    """A connection that ends where a unit is too long, takes more than `STALL_TIMEOUT`, or comes after `until`."""
+    """A connection that is closed if a unit is too long, takes more than `STALL_TIMEOUT`, or comes after `until`."""
 
     socket: Any
     until = math.inf  # by time.monotonic()
 
     @classmethod
     def of(cls, connection: Any, until: float = math.inf) -> Self:
-        """Give a connection of pynetdicom's its bounds, in its place. Raises AttributeError if pynetdicom has none of
-        what is replaced here: no connection without bounds."""
+        """Turn pynetdicom's connection into a bounded one, in place. Raises AttributeError if pynetdicom lacks a method
+        that is replaced here, so that no connection is without bounds."""
         _ = AssociationSocket.recv, AssociationSocket.send, AssociationSocket.ready, AssociationSocket._shutdown_socket
         connection.__class__, connection.until = cls, until
         bounded: Self = connection
         return bounded
 
     def check_size(self, count: int) -> None:
-        """Raises OSError where so many bytes are more than may come now."""
+        """Raise OSError if more bytes are announced than are allowed now."""
         if count > LONGEST_UNIT:
             pacs_log.warning("connection closed: the announced length is too large", extra=fields(bytes=count))
             raise OSError("too long")
 
     def recv(self, nr_bytes: int) -> bytearray:
-        """As `AssociationSocket.recv`: fewer bytes where the connection has ended. OSError ends the association."""
+        """Receive as `AssociationSocket.recv`, fewer bytes if the connection ends. An OSError ends the association."""
         try:
             self.check_size(nr_bytes)
             return receive(self.socket, nr_bytes, self._deadline())
         except OSError:
-            self._shutdown_socket()  # pynetdicom takes the connection for gone already, and would leave it open
+            self._shutdown_socket()  # pynetdicom assumes that the connection is gone, and would leave it open
             raise
 
     def send(self, bytestream: bytes) -> None:
@@ -62,7 +62,7 @@ class BoundedSocket(AssociationSocket):
         return min(self.until, time.monotonic() + STALL_TIMEOUT)
 
     def _shutdown_socket(self) -> None:
-        """As `AssociationSocket._shutdown_socket`, which forgets to close what the other side has closed already."""
+        """Shut down and close the socket; pynetdicom forgets to close it if the other side has closed it already."""
         if self.socket is not None:
             with suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -70,7 +70,7 @@ class BoundedSocket(AssociationSocket):
 
 
 def receive(connection: Any, count: int, until: float) -> bytearray:
-    """So many bytes, fewer where the connection has ended. Raises OSError where they do not all come in time."""
+    """Receive `count` bytes, fewer if the connection has ended. Raises OSError if they do not arrive in time."""
     data, got = bytearray(count), 0
     with memoryview(data) as view:
         while got < count:

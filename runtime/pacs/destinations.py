@@ -1,6 +1,6 @@
-"""Destinations of results: a DICOM node by C-STORE, or a folder; `dicomweb.DicomWeb` is a destination too.
+"""Destinations for results: a DICOM node (C-STORE) or a folder; `dicomweb.DicomWeb` is a destination too.
 
-UIDs are stable: results may be sent again, and a duplicate counts as accepted.
+UIDs are stable, so results may be sent again, and a duplicate counts as accepted.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from cbmir.runtime.pacs.jobs import ResultObject
 CONNECT_TIMEOUT, ACSE_TIMEOUT, DIMSE_TIMEOUT = 10.0, 15.0, 60.0
 #: Seconds for all results of an image, from connecting to the last answer.
 DELIVERY_TIMEOUT = 300.0
-#: Success; stored, though with a change (PS3.4 table B.2-1); it has this SOP Instance already (PS3.7 C.5.7).
+#: Success; stored with a change (PS3.4 table B.2-1); already stored (PS3.7 C.5.7).
 _STORED = (0x0000, 0xB000, 0xB006, 0xB007, 0x0111)
 
 
 class Destination(Protocol):
-    """Takes the results of one image. Safe from many threads."""
+    """A receiver of the results of one image. Many threads may use it."""
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """Returns when all were accepted. Raises DeliveryAwayError if nothing is accepted at this moment, and
-        DeliveryError for refused objects, after the others were sent."""
+        """Send results, and return when all were accepted. Raises DeliveryAwayError if nothing is accepted at the
+        moment, and DeliveryError for refused objects, after the others were sent."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises PacsError. IPv6 addresses stand in brackets."""
+        """Parse `AET@HOST:PORT`, with IPv6 addresses in brackets. Raises PacsError."""
         match = re.fullmatch(r"(?P<title>[^@]+)@(?P<host>\[[^\]]+\]|[^:\[\]]+):(?P<port>\d{1,5})", text)
         if match is None or not 1 <= int(match["port"]) <= 65535:
             raise PacsError(f"expected an address AET@HOST:PORT, found {text!r}")
@@ -58,7 +58,7 @@ class Address:
 
 
 def checked_ae_title(text: str) -> str:
-    """An AE title (PS3.5 table 6.2-1): 1 to 16 characters of ASCII, no backslash, no control. Raises PacsError."""
+    """Check an AE title (PS3.5 table 6.2-1): 1 to 16 printable ASCII characters, no backslash. Raises PacsError."""
     title = text.strip(" ")
     if not 1 <= len(title) <= 16 or not title.isascii() or not title.isprintable() or "\\" in title:
         raise PacsError(f"expected an AE title of 1 to 16 characters of ASCII without a backslash, found {text!r}")
@@ -74,11 +74,11 @@ class Tls:
     authorities: Path
 
     def server(self) -> ssl.SSLContext:
-        """For incoming connections: a client without a certificate from the authorities is refused."""
+        """Make a context for incoming connections. A client without a certificate from the authorities is refused."""
         return self._context(ssl.PROTOCOL_TLS_SERVER)
 
     def client(self) -> ssl.SSLContext:
-        """For outgoing connections: the other side's certificate must name its host."""
+        """Make a context for outgoing connections. The other side's certificate must name its host."""
         return self._context(ssl.PROTOCOL_TLS_CLIENT)
 
     def _context(self, protocol: int) -> ssl.SSLContext:
@@ -96,14 +96,14 @@ class Tls:
 
 
 class Folder:
-    """Results as files `<SOP Instance UID>.dcm`; a second run replaces them."""
+    """A folder of results as files `<SOP Instance UID>.dcm`. A second run replaces them."""
 
     def __init__(self, path: Path) -> None:
-        """Makes the folder, which one process has at a time. Raises PacsError where that fails."""
+        """Make the folder, which only one process may use at a time. Raises PacsError if that fails."""
         self.path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for half in path.glob(".*.part"):  # of a process that was killed
+            for half in path.glob(".*.part"):  # left by a process that was killed
                 half.unlink()
         except OSError as error:
             raise PacsError(f"{path}: cannot make the folder of results ({error.strerror})") from error
@@ -120,7 +120,7 @@ class Folder:
 
 
 class StoreScu:
-    """A DICOM node that accepts C-STORE; one association for each image's results."""
+    """A DICOM node that accepts C-STORE. Each image's results have one association."""
 
     def __init__(self, to: Address, *, calling: str = "CBMIR", tls: ssl.SSLContext | None = None) -> None:
         """`calling` is our own AE title. Raises MissingDependencyError."""
@@ -165,7 +165,7 @@ class StoreScu:
         """Send an object. Returns why it was refused; empty if it was accepted. Raises DeliveryAwayError."""
         try:
             status = association.send_c_store(dataset).get("Status")
-        except ValueError:  # there is no context for it
+        except ValueError:  # no presentation context for it
             return f"does not accept {dataset.SOPClassUID.name}"
         except (RuntimeError, AttributeError) as error:  # the connection is gone
             raise DeliveryAwayError(f"{self.to}: ended the association ({type(error).__name__})") from None
@@ -180,7 +180,7 @@ class StoreScu:
 
 
 def _bound(event: Any) -> None:
-    """Once pynetdicom has connected it waits without an end for what an archive has begun to send, and to take."""
+    """Limit a delivery's time: pynetdicom would wait forever for an archive that stops in the middle of a unit."""
     from cbmir.runtime.pacs.bounded_socket import BoundedSocket
 
     BoundedSocket.of(event.assoc.dul.socket, until=time.monotonic() + DELIVERY_TIMEOUT)

@@ -1,6 +1,6 @@
-"""The parts of DICOMweb (PS3.18) and of Orthanc's REST API that following a PACS and sending results need.
+"""The parts of DICOMweb (PS3.18) and of Orthanc's REST API that are needed to follow a PACS and to send results.
 
-Lists are limited: a page without new entries ends a list, and so does its length.
+Lists are limited: a page without new entries ends them, and they have a maximum length.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from cbmir.runtime.pacs.jobs import ResultObject
 
 _Found = TypeVar("_Found")
 FILE_TIME = 300.0  # seconds for a whole file
-_PAGE, _CHANGES = 200, 20  # entries of a page: of a search, and of Orthanc's change feed
-MOST_STUDIES, MOST_INSTANCES = 200_000, 10_000  # that a search may find, and that a study may have
-_HEADERS_SIZE = 2**20  # bytes that a file's answer may have besides the file
+_PAGE, _CHANGES = 200, 20  # entries per page of a search, and of Orthanc's change feed
+MOST_STUDIES, MOST_INSTANCES = 200_000, 10_000  # in a search, and in a study
+_HEADERS_SIZE = 2**20  # bytes that an answer may have besides the file
 _JSON = {"Accept": "application/dicom+json"}
 _SERIES, _CLASS, _INSTANCE = "0020000E", "00080016", "00080018"
 _STUDY, _DAY, _COUNT = "0020000D", "00080020", "00201208"  # the last: NumberOfStudyRelatedInstances
 _MODALITY = "00080060"
 _FAILED, _REASON = "00081198", "00081197"  # FailedSOPSequence, and FailureReason in it
-_ALREADY_THERE = (0x0111, 45070)  # reasons: PS3.7 C.5.7, and what Azure answers
+_ALREADY_THERE = (0x0111, 45070)  # reasons: PS3.7 C.5.7, and Azure's own
 OUT_OF_RESOURCES = range(0xA700, 0xA800)  # statuses and reasons (PS3.4 table B.2-1)
 
 
@@ -52,7 +52,7 @@ class DicomWeb(HttpServer):
     """A DICOMweb server, such as `http://localhost:8042/dicom-web`, as a source and as a destination."""
 
     def studies_since(self, first: date, modalities: Collection[str]) -> dict[str, StudyFound]:
-        """Studies of a day or later with a series of these modalities, by their UIDs. Raises PacsError."""
+        """Return studies from a day on with a series of one of these modalities, by their UIDs. Raises PacsError."""
         found: dict[str, StudyFound] = {}
         for modality in modalities:
             query = {"StudyDate": f"{first:%Y%m%d}-", "ModalitiesInStudy": modality, "includefield": _COUNT}
@@ -60,7 +60,7 @@ class DicomWeb(HttpServer):
         return found
 
     def instances(self, study_uid: str, modalities: Collection[str]) -> list[InstanceFound]:
-        """The instances of a study in series of these modalities, or of none. Raises PacsError."""
+        """Return the instances of a study in series of these modalities or without a modality. Raises PacsError."""
         found: list[InstanceFound] = []
         path = f"/studies/{study_uid}/series"
         every = self._search("series", path, _SERIES, lambda each: _value(each, _MODALITY)[:16], MOST_INSTANCES)
@@ -73,10 +73,10 @@ class DicomWeb(HttpServer):
     def _search(
         self, what: str, path: str, tag: str, read: Callable[[dict[str, Any]], _Found], most: int, **query: str
     ) -> dict[str, _Found]:
-        """What QIDO-RS finds (PS3.18 10.6), by the UIDs in a tag, as `read` has it: page by page up to an empty one.
+        """Search by QIDO-RS (PS3.18 10.6), page by page up to an empty one. Returns `read` of each match by UID.
 
-        Raises PacsError where more than `most` are found, or a full page brings nothing new. A short one that brings
-        nothing new ends it: such a server ignores the offset, and has given all it has.
+        Raises PacsError if more than `most` are found, or a full page has nothing new. A shorter page with nothing new
+        ends the search: the server ignores the offset, and has returned everything.
         """
         found: dict[str, _Found] = {}
         offset = invalid = 0
@@ -85,7 +85,7 @@ class DicomWeb(HttpServer):
                 page = self._answer(
                     "GET", path, headers=_JSON, params=query | {"limit": str(_PAGE), "offset": str(offset)}
                 ).json()
-                page = [page] if isinstance(page, dict) else page or []  # some servers answer one without a list
+                page = [page] if isinstance(page, dict) else page or []  # some servers return one without a list
                 read_page = {uid: read(each) for each in page if (uid := _uid(each, tag))}
             if not page:
                 break
@@ -106,7 +106,7 @@ class DicomWeb(HttpServer):
         return found
 
     def retrieve(self, found: InstanceFound, max_bytes: int) -> bytes | None:
-        """The file by WADO-RS, as it is stored; None if it is gone. Raises PacsError and ImageSizeError."""
+        """Fetch the file by WADO-RS, as it is stored; None if it is gone. Raises PacsError and ImageSizeError."""
         path = f"/studies/{found.study_uid}/series/{found.series_uid}/instances/{found.sop_instance_uid}"
         accepted = {"Accept": 'multipart/related; type="application/dicom"; transfer-syntax=*'}
         try:
@@ -117,10 +117,10 @@ class DicomWeb(HttpServer):
             raise ImageSizeError(f"expected at most {max_bytes:,} bytes, found more") from None
 
     def send(self, results: Sequence[ResultObject]) -> None:
-        """As `destinations.Destination.send`, by STOW-RS (PS3.18 section 10.5), byte by byte."""
+        """Send results as `destinations.Destination.send`, by STOW-RS (PS3.18 section 10.5), byte for byte."""
         if not results:
             return
-        edge = f"cbmir-{uuid4().hex}".encode()  # in no file
+        edge = f"cbmir-{uuid4().hex}".encode()  # random: no file contains it
         part = b"--" + edge + b"\r\nContent-Type: application/dicom\r\n\r\n"
         body = b"".join([part + each.data + b"\r\n" for each in results] + [b"--", edge, b"--\r\n"])
         kind = f'multipart/related; type="application/dicom"; boundary={edge.decode()}'
@@ -143,9 +143,9 @@ class OrthancRest(HttpServer):
     """Orthanc's own REST API, such as `http://localhost:8042`."""
 
     def changes(self, since: int) -> tuple[list[str], int, bool]:
-        """A page of the change feed: ids of studies that became stable, its last change, and whether no newer is.
+        """Read a page of the change feed: ids of studies that became stable, the last change, and if it is the newest.
 
-        Raises PacsError, also where the feed does not go on.
+        Raises PacsError, also if the feed does not advance.
         """
         with self._asking("read the change feed"):
             page = self._answer("GET", "/changes", params={"since": since, "limit": _CHANGES}).json()
@@ -162,7 +162,7 @@ class OrthancRest(HttpServer):
             return int(self._answer("GET", "/changes?last").json()["Last"])
 
     def study_uid(self, orthanc_id: str) -> str | None:
-        """The Study Instance UID of a study; None where it is gone."""
+        """Return the Study Instance UID of a study; None if it is gone."""
         with self._asking("look up a study"):
             answer = self._answer("GET", f"/studies/{orthanc_id}", passed=(404,))
             uid = None if answer.status == 404 else answer.json()["MainDicomTags"]["StudyInstanceUID"]
@@ -172,7 +172,7 @@ class OrthancRest(HttpServer):
 
 
 def _failure_reasons(answer: PeerAnswer) -> list[int | None]:
-    """Why objects were not stored, one by one (PS3.18 10.5.3); None where the server does not say."""
+    """Return the reason why each refused object was not stored (PS3.18 10.5.3); None if the server states none."""
     failed: list[dict[str, Any]] = []
     if "json" in answer.content_type and answer.status in (200, 202, 409):
         failed = (answer.json() or {}).get(_FAILED, {}).get("Value", [])
@@ -191,19 +191,19 @@ _UID = re.compile(r"[0-9.]{1,64}")
 
 
 def _uid(answer: dict[str, Any], tag: str) -> str:
-    """As `_value`; empty for an invalid UID, which could change the address."""
+    """Return a UID by `_value`; empty if it is invalid, because it could change the URL."""
     value = _value(answer, tag)
     return value if _UID.fullmatch(value) else ""
 
 
 def _value(answer: dict[str, Any], tag: str) -> str:
-    """The first value of a tag in DICOM JSON (PS3.18 annex F), or empty."""
+    """Return the first value of a tag in DICOM JSON (PS3.18 annex F), or an empty text."""
     values = answer.get(tag, {}).get("Value") or [""]
     return str(values[0])
 
 
 def _day(answer: dict[str, Any]) -> date | None:
-    """The Study Date; None for an invalid one."""
+    """Return the Study Date; None if it is invalid."""
     try:
         return datetime.strptime(_value(answer, _DAY), "%Y%m%d").date()
     except ValueError:
@@ -211,7 +211,7 @@ def _day(answer: dict[str, Any]) -> date | None:
 
 
 def _only_part(body: bytes, content_type: str) -> bytes:
-    """The one part of a multipart/related body (RFC 2387); another body is taken for the part itself."""
+    """Return the only part of a multipart/related body (RFC 2387). Any other body counts as the part itself."""
     header = Message()
     header["Content-Type"] = content_type
     boundary = header.get_boundary()

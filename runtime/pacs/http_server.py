@@ -1,4 +1,4 @@
-"""An untrusted HTTP server: its answers are limited in length and time, and can be interrupted.
+"""Requests to an untrusted HTTP server: its answers are limited in length and time, and can be interrupted.
 
 `requests` reads credentials from `.netrc` (or the file that `NETRC` names) and authorities from `REQUESTS_CA_BUNDLE`.
 Errors name the server and the HTTP status, never the requested address, which contains UIDs.
@@ -25,13 +25,13 @@ from cbmir.runtime.logs import what_failed
 
 TIMEOUT = (10.0, 60.0)  # seconds: to connect, and between two bytes of an answer
 ANSWER_TIME = 60.0  # seconds for a whole answer, from connecting to its last byte
-MOST_BYTES = 2**24  # of an answer in JSON, which takes up to 25 times as much memory
+MOST_BYTES = 2**24  # in a JSON answer, which takes up to 25 times as much memory
 _CHUNK = 2**20
 _NO_URL = "expected the URL of a server, http://HOST/… or https://HOST/…; found something else"
-_AWAY = (401, 403, 407, 429, 502, 503, 504)  # statuses that say nothing about what was asked for
+_AWAY = (401, 403, 407, 429, 502, 503, 504)  # statuses that say nothing about the requested object
 _HEADERS = {
     "User-Agent": "cbmir",
-    "Accept-Encoding": "identity",  # what is not packed cannot swell
+    "Accept-Encoding": "identity",  # uncompressed answers cannot inflate
     "Connection": "close",  # each answer has its own connection, which can be cut
 }
 
@@ -43,15 +43,15 @@ class PeerAnswer:
     body: bytes
 
     def json(self) -> Any:
-        """None for an empty body. Raises ValueError."""
+        """Parse the body; None if it is empty. Raises ValueError."""
         return parse_json(self.body.decode("utf-8-sig"), errors="surrogatepass") if self.body else None
 
 
 class HttpServer(Closing):
-    """A server to which each thread sends one request at a time. Many threads can use it."""
+    """A server that many threads can use, each for one request at a time."""
 
     def __init__(self, url: str) -> None:
-        """`url` is the services' root. Raises PacsError, which does not quote it."""
+        """`url` is the root of the service. Raises PacsError, which does not quote it."""
         if "@" in url:
             raise PacsError(
                 "expected a URL without credentials, which logs would show; found some: put them into ~/.netrc"
@@ -65,9 +65,9 @@ class HttpServer(Closing):
             raise PacsError(_NO_URL)
         self.url = url.rstrip("/")
         self._lock = threading.Lock()
-        self._asked = set[_Exchange]()  # what waits for an answer
+        self._asked = set[_Exchange]()  # those that wait for an answer
         self._cancelled = False
-        self._own = threading.local()  # its `exchange` is that of the thread
+        self._own = threading.local()  # holds each thread's `exchange`
         self._session = requests.Session()
         self._session.headers.update(_HEADERS)
         for scheme in ("http://", "https://"):
@@ -85,8 +85,8 @@ class HttpServer(Closing):
 
     @contextmanager
     def _asking(self, what: str, within: float | None = None) -> Iterator[None]:
-        """One question, to the last byte of its answer. What fails becomes PacsError or PacsAwayError: the texts of
-        libraries hold UIDs."""
+        """Make one request in the block, up to the last byte of its answer. Errors become PacsError or PacsAwayError,
+        because the messages of libraries contain UIDs."""
         within = ANSWER_TIME if within is None else within
         exchange = self._own.exchange = _Exchange()
         timer = threading.Timer(within, exchange.cut)
@@ -100,9 +100,9 @@ class HttpServer(Closing):
             error: Exception | None = None
             try:
                 yield
-            except Exception as raised:  # noqa: BLE001 - raised again, but for what libraries say
+            except Exception as raised:  # noqa: BLE001 - raised again, without libraries' messages
                 error = raised
-            if exchange.is_cut:  # even without an error: the answer may look whole, and not be
+            if exchange.is_cut:  # even without an error: a cut answer may look complete
                 found = "stopped" if self._cancelled else f"no complete answer within {within:g} seconds"
                 raise PacsAwayError(f"{self.url}: cannot {what}: {found}") from None
             if error is not None:
@@ -130,9 +130,9 @@ class HttpServer(Closing):
     def _answer(
         self, method: str, path: str, *, most: int | None = None, passed: Collection[int] = (), **more: Any
     ) -> PeerAnswer:
-        """The whole answer, within `_asking`. The status of an error raises, but for those in `passed`.
+        """Return the whole answer, within `_asking`. An error status raises, except those in `passed`.
 
-        Raises AnswerSizeError where the answer has more than `most` bytes, by default `MOST_BYTES`.
+        Raises AnswerSizeError if the answer has more than `most` bytes, by default `MOST_BYTES`.
         """
         most = MOST_BYTES if most is None else most
         with self._session.request(
@@ -140,7 +140,7 @@ class HttpServer(Closing):
         ) as answer:
             if answer.status_code not in passed:
                 answer.raise_for_status()
-                if answer.is_redirect:  # it is read without bounds, and may lead anywhere
+                if answer.is_redirect:  # not followed: it may lead anywhere, and is read without limits
                     raise requests.HTTPError(response=answer)
             if answer.headers.get("Content-Encoding", "identity") != "identity":
                 raise ValueError("it is compressed, though it was requested uncompressed")
@@ -153,7 +153,7 @@ class HttpServer(Closing):
 
 
 class _Exchange:
-    """A question and its answer: the connections of it, which another thread can cut."""
+    """A request and its answer, whose connections another thread can cut."""
 
     def __init__(self) -> None:
         self.is_cut = False
@@ -161,7 +161,7 @@ class _Exchange:
         self._handles: list[socket.socket] = []
 
     def add(self, connection: socket.socket) -> None:
-        # A handle of its own: TLS takes the connection over, and HTTP closes it before its answer is read.
+        # A separate handle, because TLS takes over the connection, and HTTP closes it before the answer is read.
         with self._lock:
             self._handles.append(connection.dup())
             if self.is_cut:
@@ -180,12 +180,12 @@ class _Exchange:
 
     def _shut_down(self) -> None:
         for handle in self._handles:
-            with suppress(OSError):  # closed by the other side already
+            with suppress(OSError):  # already closed by the other side
                 handle.shutdown(socket.SHUT_RDWR)
 
 
 class _Adapter(HTTPAdapter):
-    """Says which connections are made, before their first byte."""
+    """An adapter that reports each connection that is made, before its first byte."""
 
     def __init__(self, made: Callable[[socket.socket], None]) -> None:
         self._made = made
@@ -200,7 +200,7 @@ class _Adapter(HTTPAdapter):
 
 
 class _Watched:
-    """urllib3's connection, which says when it is made. None is taken twice, for only its first user could cut it."""
+    """urllib3's connection, which reports when it is made. It is not reused, because only its first user can cut it."""
 
     made: Callable[[socket.socket], None]
     is_connected = False

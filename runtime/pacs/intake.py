@@ -1,6 +1,6 @@
-"""How DICOM files from any source enter the queue, and how dead letters return to it.
+"""The intake of DICOM files from any source into the queue, and the return of dead letters to it.
 
-Whether it is a chest radiograph is checked later, since the sender waits for the answer.
+Files are checked for a chest radiograph later, because the sender waits for the answer.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from cbmir.runtime.pacs.queue import DurableQueue
 
 class IntakeStatus(Enum):
     QUEUED = "queued"
-    KNOWN = "known"  # waiting already, or done by this model
-    OWN = "own result"  # never analysed: no loop
+    KNOWN = "known"  # already waiting, or done by this model
+    OWN = "own result"  # never analysed, to avoid a loop
     NO_IMAGE = "no radiograph"  # by its SOP class
 
 
 class Intake:
-    """Files of any source into one queue. Safe from many threads."""
+    """The entrance to one queue for files from any source. Many threads may use it."""
 
     def __init__(self, queue: DurableQueue, live: ReloadableFinder, limits: ImageLimits | None = None) -> None:
         self.queue, self.limits = queue, limits or ImageLimits()
         self._live = live
 
     def take(self, data: bytes, source: str, *, sop_class_uid: str = "", sop_instance_uid: str = "") -> IntakeStatus:
-        """Queue a file of a source (an AE title or another short name): on disk when this returns. Raises ImageError
-        for an unreadable file or other UIDs than the source announced, and QueueFullError. What is not taken is counted
-        (`DurableQueue.count_refusal`)."""
+        """Queue a file from a source (an AE title or another short name). It is on disk when this returns. Raises
+        ImageError for an unreadable file or other UIDs than the source announced, and QueueFullError. Refused files are
+        counted (`DurableQueue.count_refusal`)."""
         try:
             status = self._take(data, source, sop_class_uid, sop_instance_uid)
         except ImageError as error:
@@ -65,8 +65,8 @@ class Intake:
 
 
 def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, int]:
-    """Put every dead letter back into the queue: how many were, and how many stay since they cannot be read. One goes
-    once its file is in the queue, so none is lost. Raises QueueFullError; the rest stays."""
+    """Put all dead letters back into the queue. Returns how many were put back, and how many stay because they cannot
+    be read. Each is removed once its file is in the queue, so none is lost. Raises QueueFullError; the rest stay."""
     names, back = queue.spool.buried(), 0
     for name in names:
         try:
@@ -82,7 +82,7 @@ def retry(queue: DurableQueue, limits: ImageLimits | None = None) -> tuple[int, 
 
 
 def _read_header(data: bytes, source: str, limits: ImageLimits) -> tuple[str, Arrival, bool]:
-    """SOP Class UID, what the queue must know, and whether it is cbmir's own result. Raises ImageError."""
+    """Return the SOP Class UID, the data for the queue, and whether it is cbmir's own result. Raises ImageError."""
     if not is_dicom(data):
         raise DicomImageError("expected a DICOM file, found another")
     with collected_warnings(), pydicom_unlogged():

@@ -20,15 +20,15 @@ from cbmir.runtime.gallery.database import Connections, DatabaseKind, new_file
 DATABASE = "queue.sqlite"
 WAIT = 5.0  # seconds for another process to close the queue
 SPOOL, DEAD_LETTERS = "spool", "dead-letters"
-FREE_SPACE = 2**29  # bytes of the disk that stay free, or a full queue could not be worked off
+FREE_SPACE = 2**29  # bytes of the disk that stay free, so that a full queue can be processed
 _GROUP_LENGTH = b"\x02\x00\x00\x00UL\x04\x00"  # (0002,0000), of 4 bytes
 
 _KIND = DatabaseKind(
     "queue", QueueError, QueueError, "it is damaged; move its folder away to start with a new one",
     busy="another process uses this queue; give each its own folder", exclusive=True,
 )  # fmt: skip
-_VERSION = 2  # of the tables below; other tables get another number
-#: `done` keeps UIDs as SHA-256 alone.
+_VERSION = 2  # of the tables below; change it with them
+#: `done` only keeps the SHA-256 of UIDs.
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS job (
     number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, instance TEXT NOT NULL, study TEXT NOT NULL,
@@ -63,8 +63,8 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Job:
-    """A file being worked on. `name` says nothing of the patient; `received` is a time as `time.time` gives it;
-    `attempts` counts this one; `fingerprint` is that of the model whose results are kept, else empty."""
+    """A file to process. `name` says nothing about the patient; `received` is a time as from `time.time`; `attempts`
+    includes this one; `fingerprint` is that of the model whose results are kept, else empty."""
 
     number: int
     name: str
@@ -87,10 +87,10 @@ class ResultObject:
 
 
 class Spool:
-    """Two folders of files `NAME.dcm`, of jobs and of dead letters."""
+    """Two folders of files `NAME.dcm`: those of jobs, and dead letters."""
 
     def __init__(self, folder: Path) -> None:
-        """Makes the folders, for their owner only. Raises QueueError where that fails."""
+        """Make the folders, accessible only to their owner. Raises QueueError if that fails."""
         self._spool, self._dead = folder / SPOOL, folder / DEAD_LETTERS
         try:
             for part in (folder, self._spool, self._dead):
@@ -99,7 +99,7 @@ class Spool:
             raise QueueError(f"{folder}: cannot make the queue's folder ({error.strerror})") from error
 
     def write(self, name: str, data: bytes) -> None:
-        """On disk when this returns, name and all. Raises OSError, and ENOSPC while there is some space left."""
+        """Write a file, which is on disk when this returns. Raises OSError: ENOSPC if only reserved space is left."""
         if shutil.disk_usage(self._spool).free < len(data) + FREE_SPACE:
             raise OSError(errno.ENOSPC, "only the space that stays reserved is left")
         with open(os.open(self._file(name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:  # noqa: PTH123
@@ -109,7 +109,7 @@ class Spool:
         sync(self._spool)
 
     def read(self, name: str, digest: bytes) -> bytes:
-        """The file of this `content_digest`. Raises QueueError where it is gone or has another."""
+        """Read the file with this `content_digest`. Raises QueueError if it is gone or has another."""
         try:
             data = self._file(name).read_bytes()
         except OSError as error:
@@ -122,15 +122,15 @@ class Spool:
         self._file(name).unlink(missing_ok=True)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Remove files of no job: they were never acknowledged, or are done."""
+        """Remove files without a job: they were never acknowledged, or are done."""
         for file in self._spool.iterdir():
             if file.suffix != ".dcm" or file.stem not in names:
                 file.unlink()
-        for name in set(self.buried()).intersection(names):  # a process ended while it buried these
+        for name in set(self.buried()).intersection(names):  # a process ended while burying these
             self._reason(name).unlink()
 
     def bury(self, name: str, about: dict[str, Any]) -> None:
-        """Make a file, where it is still there, a dead letter: first what is known about it, `NAME.json`."""
+        """Turn a file, if it still exists, into a dead letter, after writing what is known about it to `NAME.json`."""
         write_json(self._reason(name), about)
         if self._file(name).exists():
             self._file(name).replace(self._dead / f"{name}.dcm")
@@ -143,7 +143,7 @@ class Spool:
         return sorted(path.stem for path in self._dead.glob("*.json"))
 
     def dead_letter(self, name: str) -> tuple[bytes, dict[str, Any]]:
-        """A dead letter's file, and what is known about it. Raises OSError and ValueError."""
+        """Read a dead letter's file, and what is known about it. Raises OSError and ValueError."""
         return (self._dead / f"{name}.dcm").read_bytes(), read_json(self._reason(name))
 
     def remove_dead_letter(self, name: str) -> None:
@@ -158,8 +158,8 @@ class Spool:
 
 
 def open_database(folder: Path) -> Connections:
-    """The queue's database, made where it is missing. Raises QueueError, also for another process's or version's."""
-    with suppress(OSError):  # where it cannot be made, opening it says why
+    """Open or make the queue's database. Raises QueueError, also if another process uses it or a version differs."""
+    with suppress(OSError):  # if it cannot be made, opening it says why
         new_file(folder / DATABASE, _KIND)
     connections = Connections(folder / DATABASE, _KIND, wait=WAIT)
     try:
@@ -179,7 +179,7 @@ def open_database(folder: Path) -> Connections:
 
 
 def content_digest(data: bytes) -> bytes:
-    """SHA-256 of a DICOM file without preamble and File Meta Information (PS3.10 7.1), which are the last sender's."""
+    """Return the SHA-256 of a DICOM file without the parts of its last sender: preamble and File Meta Information."""
     start = 0
     if data[128:132] == b"DICM":
         start = 132

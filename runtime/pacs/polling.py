@@ -1,4 +1,4 @@
-"""Following a PACS that sends nothing itself: by Orthanc's change feed, or by QIDO-RS from a DICOMweb server.
+"""Following a PACS that sends nothing itself, through Orthanc's change feed or a DICOMweb server's QIDO-RS.
 
 A study is read once no more images arrive; its new radiographs are fetched by WADO-RS. The queue stores the position.
 """
@@ -17,37 +17,37 @@ from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
-DAYS_BACK = 2  # days besides today that QIDO asks for again: images come late
-TRIES = 5  # at a study that cannot be read, at least, before it is passed over
-_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # seconds until it is looked at again: at first, times, at most
-_MOST_PENDING = 200  # studies that cannot be read, beyond which Orthanc's feed is not read on
-_MOST_FAILED = 10_000  # studies that could not be read, of which it is known how often
-_LONGEST_DELAY = 300.0  # seconds until a PACS that fails is asked again
+DAYS_BACK = 2  # days before today that QIDO queries again, because images arrive late
+TRIES = 5  # at least, before a study that cannot be read is skipped
+_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # its retry delay: seconds at first, factor, most seconds
+_MOST_PENDING = 200  # studies that cannot be read, at which Orthanc's feed is paused
+_MOST_FAILED = 10_000  # studies whose failed attempts are remembered
+_LONGEST_DELAY = 300.0  # seconds until a failing PACS is polled again
 
 
 class OrthancChanges:
-    """Orthanc's change feed: every study that became stable since the last change that was seen. The place that is kept
-    is before the oldest study that cannot be read yet."""
+    """Orthanc's change feed: all studies that became stable after the last change that was read. The stored position is
+    before the oldest study that cannot be read yet."""
 
     def __init__(self, rest: OrthancRest, web: DicomWeb, intake: Intake, *, since: int | None = None) -> None:
-        """`since` is the number of the last change to pass over, None: where it was left, at first from now on."""
+        """`since` is the number of the last change to skip; None continues at the stored position, at first now."""
         self.name = "orthanc"
         self._rest, self._web, self._queue = rest, web, intake.queue
         self._studies = Studies(web, intake, self.name, uid_of=rest.study_uid)
         self._key = "changes:" + hashlib.sha256(rest.url.encode()).hexdigest()
         left = self._queue.marked(self._key) if since is None else str(since)
         self._last = int(left) if left else None  # change that was read
-        self._pending: dict[str, int] = {}  # Orthanc's ids, and the last change before the page that had each
+        self._pending: dict[str, int] = {}  # Orthanc's ids, each with the last change before its page
         if since is not None:
             self._queue.mark(self._key, left)
 
     def cancel(self) -> None:
-        """Break off what the PACS is asked, from another thread: nothing more is asked."""
+        """Cancel requests to the PACS from another thread: running ones end, and no more are sent."""
         self._rest.cancel()
         self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Look once, until `stopping()`: whether more is known to wait. Raises CbmirError; the next call goes on."""
+        """Poll once, until `stopping()`. Returns if more is known to wait. The next call continues after a CbmirError."""
         if self._last is None:
             self._last = self._rest.last_change()
             self._queue.mark(self._key, str(self._last))
@@ -77,29 +77,29 @@ class OrthancChanges:
 
 
 class QidoPolling:
-    """A DICOMweb server: its studies since a day, each once the number of its instances stands still. The day moves on
-    once all studies of earlier ones have been looked at, up to `DAYS_BACK` days before today."""
+    """A DICOMweb server's studies since a day, each read once its number of instances stops changing. The day advances
+    when all studies of earlier days have been read, up to `DAYS_BACK` days before today."""
 
     def __init__(
         self, web: DicomWeb, intake: Intake, *, since: date | None = None, today: Callable[[], date] = date.today
     ) -> None:
-        """`since` is the day of the oldest studies to look at, None: where it was left, at first today."""
+        """`since` is the day of the oldest studies to read; None continues at the stored day, at first today."""
         self.name = "dicomweb"
         self._web, self._studies, self._today = web, Studies(web, intake, self.name), today
         self._queue = intake.queue
         self._key = "qido:" + hashlib.sha256(web.url.encode()).hexdigest()
         left = self._queue.marked(self._key)
         self._first = since or (date.fromisoformat(left) if left else today())
-        self._found: dict[str, StudyFound] = {}  # when last asked for
-        self._seen: dict[str, int | None] = {}  # the number of instances, when all of them had been looked at
-        self._pending: list[str] = []  # quiet, and not looked at yet
+        self._found: dict[str, StudyFound] = {}  # by the last query
+        self._seen: dict[str, int | None] = {}  # the number of instances when all of them had been read
+        self._pending: list[str] = []  # no longer changing, but not read yet
 
     def cancel(self) -> None:
-        """As `OrthancChanges.cancel`."""
+        """Cancel requests, as `OrthancChanges.cancel`."""
         self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
-        """As `OrthancChanges.poll`."""
+        """Poll once, as `OrthancChanges.poll`."""
         if not self._pending:
             self._ask()
         while self._pending and not stopping():
@@ -123,20 +123,20 @@ class QidoPolling:
 
 
 class Studies:
-    """Looks at a study for radiographs that are not known yet."""
+    """A reader of studies that queues radiographs which are not known yet."""
 
     def __init__(
         self, web: DicomWeb, intake: Intake, name: str, uid_of: Callable[[str], str | None] = lambda study: study
     ) -> None:
-        """`uid_of` gives the Study Instance UID of what `look_at` is given, None where the study is gone."""
+        """`uid_of` returns the Study Instance UID for the argument of `look_at`; None if the study is gone."""
         self._web, self._intake, self._name, self._uid_of = web, intake, name, uid_of
-        self._failed: dict[str, tuple[int, float]] = {}  # how often, and when to look again
+        self._failed: dict[str, tuple[int, float]] = {}  # how often, and when to try again
         self._known: InstanceFound | None = None  # an instance that could be read once
 
     def look_at(self, study: str) -> bool:
-        """Queue what is new. False where something cannot be read, or it is too early to look again.
+        """Queue new radiographs. Returns False if something cannot be read, or it is too early to try again.
 
-        A study is passed over at the last of `TRIES`, if the server still gives what it gave before: else the failure
+        A study is skipped after `TRIES` attempts if the server still returns what it returned before: else the failure
         says nothing about the study. Raises QueueFullError and PacsAwayError.
         """
         tries, due = self._failed.get(study, (0, 0.0))
@@ -163,7 +163,7 @@ class Studies:
         return True
 
     def _look_at(self, study: str) -> None:
-        """Raises PacsError where an instance cannot be read, but tries the others first."""
+        """Queue new radiographs. Raises PacsError if one cannot be read, but tries the others first."""
         failed: PacsError | None = None
         study_uid = self._uid_of(study)
         for found in self._web.instances(study_uid, MODALITIES) if study_uid else ():
@@ -174,7 +174,7 @@ class Studies:
                 continue
             try:
                 data = self._web.retrieve(found, self._intake.limits.max_bytes)
-                if data is None:  # deleted since
+                if data is None:  # deleted meanwhile
                     continue
                 self._known = found
                 status = self._intake.take(data, self._name, sop_instance_uid=found.sop_instance_uid)
@@ -188,7 +188,7 @@ class Studies:
             raise failed
 
     def _works(self) -> bool:
-        """Whether the server finds and gives an instance that could be read once."""
+        """Return whether the server still finds and returns an instance that could be read before."""
         known = self._known
         try:
             return (
@@ -201,10 +201,10 @@ class Studies:
 
 
 class Follower:
-    """Polls a feed from a thread of its own until it is stopped."""
+    """A thread that polls a feed until it is stopped."""
 
     def __init__(self, feed: OrthancChanges | QidoPolling, *, interval: float = 10.0) -> None:
-        """`interval`: seconds; it doubles, up to some minutes, while the PACS fails."""
+        """`interval` is in seconds. It doubles, up to some minutes, while the PACS fails."""
         self._feed, self._interval = feed, interval
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"cbmir-{feed.name}")
@@ -213,7 +213,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns at once: what the PACS is asked is broken off, and asked again by the next process."""
+        """Stop without delay: running requests are cancelled, and repeated by the next process."""
         self._stopping.set()
         self._feed.cancel()
         if self._thread.is_alive():
@@ -228,7 +228,7 @@ class Follower:
                 delay = self._interval
                 pacs_log.warning("waits: the queue is full", extra=fields(source=self._feed.name, reason=str(error)))
             except Exception as error:  # noqa: BLE001 - no answer of a PACS may end it
-                if self._stopping.is_set():  # broken off
+                if self._stopping.is_set():  # cancelled
                     return
                 delay = min(max(2 * delay, self._interval), _LONGEST_DELAY)
                 about = fields(source=self._feed.name, reason=what_failed(error), again_in_s=delay)

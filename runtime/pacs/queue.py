@@ -1,16 +1,15 @@
-"""A durable queue of DICOM files in a folder: a file that `put` accepted stays until it is answered, refused or given
-up.
+"""A durable queue of DICOM files in a folder: an accepted file stays until it is answered, refused or given up.
 
 ::
 
-    FOLDER/queue.sqlite    jobs, results that are made but not sent, and hashes of what was answered
+    FOLDER/queue.sqlite    jobs, results that are not sent yet, and hashes of answered files
     FOLDER/spool/          the file of each job
-    FOLDER/dead-letters/   what was given up: the file, and beside it why
+    FOLDER/dead-letters/   files that were given up, each with the reason beside it
 
 A job is claimed, its results are stored, they are sent, and the job is done; each step is on disk before the next
-begins. After a crash, jobs are claimed again, and stored results are sent unchanged: at least once. An object is
-identified by its SOP Instance UID, its content and the model, and is not answered twice. The folder is patient data,
-but the names of its files and the log messages are not.
+begins. After a crash, jobs are claimed again, and stored results are sent again unchanged (at-least-once delivery). An
+object is identified by its SOP Instance UID, its content and the model, and is not answered twice. The folder is
+patient data, but the names of its files and the log messages are not.
 """
 
 from __future__ import annotations
@@ -33,33 +32,33 @@ from cbmir.runtime.gallery.database import error_name
 from cbmir.runtime.logs import fields, pacs_log
 from cbmir.runtime.pacs.jobs import Arrival, Job, ResultObject, Spool, content_digest, open_database
 
-REMEMBERED, PASSED_OVER = 1_000_000, 100_000  # objects: answered, and passed over; the oldest are forgotten
+REMEMBERED, PASSED_OVER = 1_000_000, 100_000  # answered objects, and skipped ones; the oldest are forgotten
 LONGEST_DELAY = 3600.0  # seconds between two attempts
-SENDING = 7 * 86400.0  # seconds for which a job is tried again that fails for what is not its own
-LONGEST_HOLD = 300.0  # seconds for which nothing is sent to an archive that did not take something
-PATIENCE = 20  # times the time of quiet, after which a study is begun that never gets quiet
+SENDING = 7 * 86400.0  # seconds for which a job is retried that fails through no fault of its own
+LONGEST_HOLD = 300.0  # most seconds without sending, after an archive did not accept something
+PATIENCE = 20  # times `quiet`, after which a study is begun although files still arrive
 
 _COLUMNS = "number, name, instance, study, digest, source, received, attempts, fingerprint"
-_REUSED = "reused_uids"  # the key under which it is counted how often a UID came again with other content
+_REUSED = "reused_uids"  # the key of the count of UIDs that arrived again with other content
 _COUNT = "INSERT INTO refusal VALUES (?, 1) ON CONFLICT (reason) DO UPDATE SET count = count + 1"
-_UNCOUNTED = "attempts = max(attempts - 1, 0)"  # takes back what `claim` counted
+_UNCOUNTED = "attempts = max(attempts - 1, 0)"  # undoes the count of `claim`
 
 
 class DurableQueue(Closing):
-    """The queue in a folder, for one process and its threads. Methods raise QueueError where the database fails."""
+    """The queue in a folder, for one process and its threads. Methods raise QueueError if the database fails."""
 
     def __init__(
         self, folder: Path, capacity: int = 10_000, *, quiet: float = 5.0, attempts: int = 12,
         first_delay: float = 10.0, clock: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        """Open the queue, or make it, and take up what another process left.
+        """Open or make the queue, and recover what another process left.
 
         Args:
             capacity: How many files may wait.
-            quiet: Seconds for which nothing of a study must have come before its files are due.
-            attempts: After so many a job that fails is given up; one that is put off, after `SENDING` seconds.
-            first_delay: Seconds after which a job that failed is tried again; then twice that, up to an hour.
-            clock: Gives seconds since 1970.
+            quiet: Seconds that must pass without a new file of a study before its files are due.
+            attempts: A failing job is given up after so many; one that is put off, after `SENDING` seconds.
+            first_delay: Seconds until a failed job is retried, which double with each attempt, up to an hour.
+            clock: Returns seconds since 1970.
         """
         self.folder, self.capacity, self.quiet = folder, capacity, quiet
         self.attempts, self.first_delay = attempts, first_delay
@@ -67,10 +66,10 @@ class DurableQueue(Closing):
         self._changed = threading.Condition()
         self.stopped = False
         self._arriving = set[str]()  # names of files being written, which have no row yet
-        self._claimed = set[str]()  # names of the jobs that a thread has
-        self._held_until, self._failures = 0.0, 0  # of sending: how often it failed since it last succeeded
-        self._failing = dict[str, float]()  # by names of jobs that were put off: when this process did so first
-        # Content and model of what was refused (None: given up), by hashed UID; the next process may take it.
+        self._claimed = set[str]()  # names of the jobs that threads have claimed
+        self._held_until, self._failures = 0.0, 0  # when to send again, and failures to send since the last success
+        self._failing = dict[str, float]()  # when this process first put a job off, by the job's name
+        # Content and model of refused objects (None: given up), by hashed UID. The next process may accept them.
         self._passed_over = dict[bytes, tuple[bytes, str | None]]()
         self.spool = Spool(folder)
         self._connections = open_database(folder)
@@ -81,8 +80,8 @@ class DurableQueue(Closing):
             raise
 
     def put(self, data: bytes, arrival: Arrival, fingerprint: str) -> bool:
-        """Take a file: on disk when this returns. False where it waits already, or was answered or (by this process)
-        refused by the model of this fingerprint. Raises QueueFullError, also for a full disk."""
+        """Accept a file, which is on disk when this returns. Returns False if it is already waiting, or was answered or
+        (in this process) refused by the model with this fingerprint. Raises QueueFullError, also for a full disk."""
         digest, name = content_digest(data), secrets.token_hex(12)
         with self._changed:
             if self._is_known(arrival.sop_instance_uid, digest, fingerprint):
@@ -106,15 +105,15 @@ class DurableQueue(Closing):
         return is_new
 
     def knows(self, sop_instance_uid: str) -> bool:
-        """Whether an object of this UID waits, was answered, or was passed over by this process."""
+        """Return whether an object with this UID waits, was answered, or was skipped by this process."""
         uid = _hashed(sop_instance_uid)
         query = "SELECT 1 FROM done WHERE instance = ? UNION ALL SELECT 1 FROM job WHERE instance = ? LIMIT 1"
         with self._changed:
             return uid in self._passed_over or bool(self._rows(query, uid, sop_instance_uid))
 
     def claim(self, wait: float = 0.0) -> Job | None:
-        """The next job that is due, for this thread alone until it is settled or released; None without one within
-        `wait` seconds, and once the queue was stopped."""
+        """Claim the next due job, which no other thread gets until it is settled or released. Returns None if no job is
+        due within `wait` seconds, or the queue was stopped."""
         until = time.monotonic() + wait
         with self._changed:
             while not self.stopped:
@@ -130,17 +129,17 @@ class DurableQueue(Closing):
             return None
 
     def release(self, job: Job) -> None:
-        """Let a claimed job, where it is still there, be claimed again. Writes nothing, and never fails."""
+        """Let a claimed job be claimed again, if it still exists. Writes nothing, and never fails."""
         with self._changed:
             self._claimed.discard(job.name)
             self._changed.notify_all()
 
     def file(self, job: Job) -> bytes:
-        """The job's file. Raises QueueError where it is gone or not what was received."""
+        """Read the job's file. Raises QueueError if it is gone or not what was received."""
         return self.spool.read(job.name, job.digest)
 
     def keep(self, job: Job, results: Sequence[ResultObject], fingerprint: str) -> None:
-        """Keep the results of the model of this fingerprint until `done`. Attempts are counted from here again."""
+        """Keep the results of the model with this fingerprint until `done`, and count attempts from 0 again."""
         rows = [(job.number, position, each.kind, each.uid, each.data) for position, each in enumerate(results)]
         with self._writing() as database:
             database.execute("UPDATE job SET fingerprint = ?, attempts = 0 WHERE number = ?", (fingerprint, job.number))
@@ -152,7 +151,7 @@ class DurableQueue(Closing):
         return [ResultObject(*row) for row in rows]
 
     def done(self, job: Job, fingerprint: str, report: str = "", *, sent: bool = True) -> None:
-        """End a job whose results, with the SR `report`, were taken; the receiver is there, where any was `sent`."""
+        """End a job whose results, with the SR `report`, were accepted. If any was `sent`, the receiver is working."""
         row = (_hashed(job.sop_instance_uid), _hashed(job.study_instance_uid), job.digest, fingerprint, report)
         with self._ending(job, for_good=True) as database:
             number = database.execute(
@@ -164,18 +163,17 @@ class DurableQueue(Closing):
         self.spool.remove(job.name)
 
     def refused(self, job: Job, fingerprint: str, reason: str) -> None:
-        """End a job that is not to be answered by this process, and count it (`count_refusal`): the next process may
-        take what this one refuses."""
+        """End a job that this process refuses, and count it (`count_refusal`). The next process may accept it."""
         self._pass_over(job, fingerprint, reason)
         self.spool.remove(job.name)
 
     def count_refusal(self, reason: str) -> None:
-        """Count an object that was not taken, by an `ImageError.reason`, for `state`."""
+        """Count a refused object by its `ImageError.reason`, for `state`."""
         with self._writing() as database:
             database.execute(_COUNT, (reason,))
 
     def predecessor(self, job: Job, fingerprint: str) -> str:
-        """The UID of the SR that the last other model made of the job's object in this study; empty without one."""
+        """Return the UID of the last SR by another model for the job's object in this study; empty without one."""
         rows = self._rows(
             "SELECT report FROM done WHERE instance = ? AND study = ? AND fingerprint <> ? AND report <> '' "
             "ORDER BY number DESC LIMIT 1",
@@ -184,7 +182,7 @@ class DurableQueue(Closing):
         return rows[0][0] if rows else ""
 
     def failed(self, job: Job, reason: str) -> float | None:
-        """Try a job again later: in how many seconds, or None where it is given up (`bury`)."""
+        """Retry a job later. Returns in how many seconds, or None if it is given up (`bury`)."""
         if job.attempts >= self.attempts:
             self.bury(job, reason)
             return None
@@ -194,17 +192,18 @@ class DurableQueue(Closing):
         return float(delay)
 
     def put_off(self, job: Job, reason: str, *, hold: bool = False) -> float | None:
-        """As `failed`, for what is not the job's own: uses up no attempt, and is given up after `SENDING` seconds.
+        """Retry a job later, as `failed`, if the failure is not the job's own: this uses up no attempt, and the job is
+        given up after `SENDING` seconds.
 
-        With `hold` nothing is sent meanwhile (`is_holding`), since the receiver may be away: for `first_delay` seconds,
-        then twice that, up to `LONGEST_HOLD`, until something is taken.
+        With `hold`, nothing is sent for a while (`is_holding`), because the receiver may be unavailable: for
+        `first_delay` seconds, then twice that, up to `LONGEST_HOLD`, until something is accepted.
         """
         now = self._clock()
         failing = now - self._failing.setdefault(job.name, now)
         if failing >= SENDING:
             self.bury(job, f"put off for {SENDING / 86400:g} days: {reason}")
             return None
-        delay = min(max(failing, self.first_delay), LONGEST_DELAY)  # twice as long: ever later
+        delay = min(max(failing, self.first_delay), LONGEST_DELAY)  # as long as it has failed so far: doubles the time
         with self._ending(job) as database:
             database.execute(f"UPDATE job SET due = ?, {_UNCOUNTED} WHERE number = ?", (now + delay, job.number))
             if hold:
@@ -219,12 +218,12 @@ class DurableQueue(Closing):
 
     @property
     def is_holding(self) -> bool:
-        """Whether nothing is to be sent now: no job is given out whose results are kept."""
+        """Whether nothing is to be sent now. Jobs whose results are kept cannot be claimed then."""
         with self._changed:
             return self._held_until > self._clock()
 
     def bury(self, job: Job, reason: str) -> None:
-        """Give a job up: its file becomes a dead letter, and beside it stands the reason."""
+        """Give up a job: its file becomes a dead letter, with the reason beside it."""
         about = {"reason": reason, "attempts": job.attempts, "source": job.source}
         times = {"received": job.received, "given_up": self._clock()}
         about |= {key: datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds") for key, at in times.items()}
@@ -232,9 +231,9 @@ class DurableQueue(Closing):
         self._pass_over(job, None)
 
     def state(self) -> dict[str, Any]:
-        """Files that wait or are worked on, those with results not sent, seconds that the oldest has been there (0
-        without one), dead letters, how often a UID came again with other content, and how many objects were ever
-        refused, by reason."""
+        """Return the numbers of files that wait or are processed, of those with unsent results, of dead letters, of UIDs
+        that came again with other content, and of objects ever refused, by reason; and the age of the oldest file in
+        seconds (0 without one)."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"
         ((waiting, unsent, oldest),) = self._rows(query)
         age = 0.0 if oldest is None else round(max(0.0, self._clock() - oldest), 1)
@@ -243,34 +242,34 @@ class DurableQueue(Closing):
         return {"waiting": waiting, "unsent": unsent, "oldest_s": age} | counts | {"refused": refused}
 
     def __len__(self) -> int:
-        """How many files are waiting or worked on."""
+        """Count the files that wait or are processed."""
         ((count,),) = self._rows("SELECT count(*) FROM job")
         return int(count)
 
     def mark(self, key: str, value: str) -> None:
-        """Remember something under a key: how far a source was followed. What is remembered already is not written."""
+        """Store a value under a key, such as how far a source was followed. An unchanged value is not written."""
         if self.marked(key) != value:
             with self._writing() as database:
                 database.execute("INSERT OR REPLACE INTO mark VALUES (?, ?)", (key, value))
 
     def marked(self, key: str) -> str:
-        """What `mark` was last given under a key; empty without."""
+        """Return the value that `mark` stored under a key; empty without one."""
         rows = self._rows("SELECT value FROM mark WHERE key = ?", key)
         return rows[0][0] if rows else ""
 
     def tidy(self) -> None:
-        """Empty SQLite's log (WAL), where what is done would stay until it is written over."""
+        """Empty SQLite's log (WAL), in which finished jobs would stay until it is overwritten."""
         with self._changed:
             self._connections.empty_log(wait=False)
 
     def stop(self) -> None:
-        """Let nothing be claimed any more: what waits stays for the next process. The rest goes on."""
+        """Let no more jobs be claimed: those that wait stay for the next process. Everything else still works."""
         with self._changed:
             self.stopped = True
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop, and let go of the folder. May be called again."""
+        """Stop, and release the folder. May be called again."""
         self.stop()
         with self._changed:
             self._connections.close()
@@ -278,7 +277,7 @@ class DurableQueue(Closing):
     def _recover(self) -> None:
         for row in self._rows(f"SELECT {_COLUMNS} FROM job"):
             job = Job(*row)
-            if self.spool.is_buried(job.name):  # it ended while it buried this one
+            if self.spool.is_buried(job.name):  # the process ended while burying it
                 with self._writing() as database:
                     database.execute("DELETE FROM job WHERE number = ?", (job.number,))
             elif job.attempts >= self.attempts:
@@ -286,7 +285,7 @@ class DurableQueue(Closing):
         self.spool.keep_only({name for (name,) in self._rows("SELECT name FROM job")})
 
     def _add(self, name: str, digest: bytes, arrival: Arrival) -> bool:
-        """A row for a file; False where the same one came by another association meanwhile."""
+        """Add a row for a file. Returns False if the same file has arrived by another association meanwhile."""
         now = self._clock()
         due, instance, study = now + self.quiet, arrival.sop_instance_uid, arrival.study_instance_uid
         with self._writing() as database:
@@ -305,7 +304,7 @@ class DurableQueue(Closing):
         return bool(is_new)
 
     def _warn_of_other_content(self, database: sqlite3.Connection, name: str, digest: bytes, arrival: Arrival) -> None:
-        """Log and count a file whose SOP Instance UID was another file's, which PS3.5 chapter 9 rules out."""
+        """Log and count a file with the SOP Instance UID of another file, which PS3.5 chapter 9 forbids."""
         instance = arrival.sop_instance_uid
         query = (
             "SELECT 1 FROM done WHERE instance = ? AND digest <> ? "
@@ -327,7 +326,7 @@ class DurableQueue(Closing):
         ))  # fmt: skip
 
     def _next(self, *, may_send: bool) -> tuple[int, float] | None:
-        """Number of the job that is due first, of those that no thread has, and when."""
+        """Return the number and due time of the job that is due first, among those that no thread has claimed."""
         rows = self._rows(
             "SELECT number, due, name FROM job WHERE ? OR fingerprint = '' ORDER BY due, number LIMIT ?",
             may_send, len(self._claimed) + 1,
@@ -344,7 +343,7 @@ class DurableQueue(Closing):
         return job
 
     def _pass_over(self, job: Job, fingerprint: str | None, reason: str = "") -> None:
-        """End a job that was refused for a reason, or (None) given up: sent again, that one is tried again."""
+        """End a job that was refused for a reason, or given up (None). If sent again, the latter is tried again."""
         with self._ending(job, for_good=True) as database:
             if reason:
                 database.execute(_COUNT, (reason,))
@@ -358,7 +357,7 @@ class DurableQueue(Closing):
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, on disk when the block has ended."""
+        """Make a transaction, which is on disk when the block has ended."""
         with self._changed:
             with self._connections.transaction() as database:
                 yield database

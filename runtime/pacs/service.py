@@ -1,8 +1,8 @@
 """Sources, workers and a queue, run together until a signal ends them.
 
 SIGTERM and SIGINT: no new work begins, work in progress is finished, waiting files stay on disk. A second signal ends
-the process at once, also without loss. SIGHUP: model and gallery are opened again, and replace the old ones when they
-are warm.
+the process immediately, also without loss. SIGHUP: model and gallery are opened again, and replace the old ones when
+they are warm.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cbmir.runtime.logs import fields, pacs_log, what_failed
 from cbmir.runtime.pacs.queue import DurableQueue
 from cbmir.runtime.pacs.worker import Workers
 
-#: Seconds after which a thread makes way for another: senders get their answers two to three times as soon as with
-#: Python's own 0.005, since making a report is all Python.
+#: Python's switch interval between threads, in seconds. Senders get their answers two to three times faster than with
+#: the default of 0.005, because making a report is pure Python.
 _SWITCH = 0.0005
 _REPORT = 60.0  # seconds between two reports on the queue
-STATUS = "status.json"  # in the queue's folder: what was reported last, and when
+STATUS = "status.json"  # in the queue's folder: the last report and its time
 
 
 class ImageSource(Protocol):
-    """Brings files: a node, or a feed that is followed. After `stop`, which needs no start, nothing more comes."""
+    """A source of files: a node, or a feed. No files come after `stop`, which may be called without `start`."""
 
     def start(self) -> None: ...
 
@@ -43,8 +43,8 @@ def run(
     queue: DurableQueue, workers: Workers, sources: Sequence[ImageSource], live: ReloadableFinder,
     ready: Callable[[], None],
 ) -> None:  # fmt: skip
-    """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started. Raises what
-    that raises, and WorkerError if a worker died: a supervisor must start it again."""
+    """Run until SIGTERM or SIGINT, within `signals_held`; `ready` is called once all sources have started. Raises the
+    errors of starting, and WorkerError if a worker died: a supervisor must start the process again."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     workers.start()
@@ -66,7 +66,7 @@ def run(
 
 @contextmanager
 def _signals_end_it() -> Iterator[None]:
-    # The default would do, but not for process 1 of a container: that gets no signal which it does not handle.
+    # The default would suffice, except for process 1 of a container, which only receives signals that it handles.
     handlers = {number: signal.signal(number, lambda sent, _: os._exit(128 + sent)) for number in STOP}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP)
     try:
@@ -83,7 +83,7 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
         before = _report(queue, before)
         received = signal.sigtimedwait(SIGNALS, _REPORT)
         if received is not None and received.si_signo == RELOAD:
-            # A gallery or a disk that hangs holds up neither the end nor the reports.
+            # In a thread, so that a gallery or a disk that hangs delays neither the end nor the reports.
             threading.Thread(target=_reload, args=(live,), name="cbmir-reload", daemon=True).start()
         elif received is not None:
             return
@@ -93,7 +93,7 @@ def _wait(queue: DurableQueue, workers: Workers, live: ReloadableFinder) -> None
 
 
 def _report(queue: DurableQueue, before: dict[str, Any]) -> dict[str, Any]:
-    """Log the queue's state where something waits or has changed, and write it to a file for monitoring."""
+    """Log the queue's state if something waits or has changed, and write it to a file for monitoring."""
     try:
         queue.tidy()
         state = queue.state()
@@ -109,7 +109,7 @@ def _report(queue: DurableQueue, before: dict[str, Any]) -> dict[str, Any]:
 def _reload(live: ReloadableFinder) -> None:
     try:
         live.reload()
-    except Exception as error:  # noqa: BLE001 - a bad model must not end a good one
+    except Exception as error:  # noqa: BLE001 - a bad model must not stop the service
         pacs_log.error("not reloaded: the old model and gallery stay in use", extra=fields(reason=what_failed(error)))
     else:
         pacs_log.info("reloaded", extra=fields(generation=live.generation))

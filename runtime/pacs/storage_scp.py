@@ -25,27 +25,27 @@ from cbmir.runtime.pacs.bounded_socket import LONGEST_UNIT, MAX_PDU, BoundedSock
 from cbmir.runtime.pacs.destinations import checked_ae_title
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
-SUCCESS = 0x0000  # in the queue, on disk, now or before; or cbmir's own result, which is left alone
-OUT_OF_RESOURCES = 0xA700  # the queue or the disk is full, or failed: to be sent again later
-MISMATCH = 0xA900  # of another SOP class or instance than was announced, or without one of its four UIDs
+SUCCESS = 0x0000  # in the queue, on disk, now or before; or cbmir's own result, which is ignored
+OUT_OF_RESOURCES = 0xA700  # the queue or the disk is full or failed: the sender should try again later
+MISMATCH = 0xA900  # another SOP class or instance than was announced, or one of the four UIDs is missing
 CANNOT_UNDERSTAND = 0xC000  # no readable data set, or larger than any radiograph
-NOT_SUPPORTED = 0x0122  # the SOP class is no radiograph
+NOT_SUPPORTED = 0x0122  # the SOP class is not that of a radiograph
 ACSE_TIMEOUT, DIMSE_TIMEOUT, IDLE_TIMEOUT = 10.0, 60.0, 120.0  # seconds
-#: Seconds from connecting to the last byte of the association request, with the TLS handshake.
+#: Seconds from connecting to the last byte of the association request, including the TLS handshake.
 ARRIVAL_TIMEOUT = 10.0
-#: Connections without an association. One more pushes out the oldest of the address that has the most.
+#: Connections without an association. One more closes the oldest from the address that has the most.
 MOST_ARRIVING = 64
-_REJECTED = bytes.fromhex("0300 00000004 00020302")  # A-ASSOCIATE-RJ, for now: a limit is reached (PS3.8 table 9-21)
+_REJECTED = bytes.fromhex("0300 00000004 00020302")  # A-ASSOCIATE-RJ, transient: limit exceeded (PS3.8 table 9-21)
 
 
 class StorageScp:
-    """A storage SCP on a port of its own; each association has its thread."""
+    """A storage SCP on its own port, with one thread per association."""
 
     def __init__(
         self, intake: Intake, *, ae_title: str = "CBMIR", host: str = "127.0.0.1", port: int = 11112,
         allow_calling: Collection[str] = (), tls: ssl.SSLContext | None = None, max_associations: int = 16,
     ) -> None:  # fmt: skip
-        """`allow_calling` are the AE titles that may send, all where it is empty. Raises PacsError."""
+        """`allow_calling` are the AE titles that may send; if it is empty, all may. Raises PacsError."""
         self._intake, self._address, self._tls = intake, (host, port), tls
         self._ae = _Ae(ae_title=checked_ae_title(ae_title))
         self._ae.require_called_aet = True
@@ -54,8 +54,8 @@ class StorageScp:
         self._ae.acse_timeout, self._ae.dimse_timeout = ACSE_TIMEOUT, DIMSE_TIMEOUT
         self._ae.network_timeout = IDLE_TIMEOUT
         for sop_class in IMAGE_CLASSES:
-            self._ae.add_supported_context(sop_class, [*NATIVE, *COMPRESSED])  # from others, a sender transcodes
-        # Verification, and what was made of a study: a PACS may send it back.
+            self._ae.add_supported_context(sop_class, [*NATIVE, *COMPRESSED])  # senders transcode other syntaxes
+        # Verification, and results, because a PACS may send them back.
         for sop_class in ("1.2.840.10008.1.1", Comprehensive3DSRStorage, KeyObjectSelectionDocumentStorage):
             self._ae.add_supported_context(sop_class)
         self._server: Any = None
@@ -66,8 +66,8 @@ class StorageScp:
         return int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Listen. Raises PacsError where the port is in use."""
-        _config.LOG_HANDLER_LEVEL = "none"  # its own logs tell UIDs
+        """Listen. Raises PacsError if the port is in use."""
+        _config.LOG_HANDLER_LEVEL = "none"  # pynetdicom's own logs contain UIDs
         handlers: list[Any] = [(evt.EVT_C_STORE, self._store), (evt.EVT_REJECTED, self._rejected)]
         try:
             self._server = self._ae.make_server(
@@ -81,7 +81,7 @@ class StorageScp:
         self._thread.start()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Take no new association; those that are there are aborted after `grace` seconds."""
+        """Accept no new associations; existing ones are aborted after `grace` seconds."""
         if self._thread is None:
             return
         self._server.stop_listening()
@@ -92,14 +92,14 @@ class StorageScp:
         for association in self._server.active_associations:
             if association.is_established:
                 association.abort()
-            else:  # nothing is there to abort: asked to, pynetdicom's state machine would raise in its thread
+            else:  # nothing to abort: pynetdicom's state machine would raise in its thread
                 with suppress(OSError, AttributeError):  # closed meanwhile, and then it has no socket
                     association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
                 association.kill()
         self._thread = None
 
     def _store(self, event: Any) -> int:
-        """Answer a C-STORE: always with a status, and with no text of a library in the log."""
+        """Answer a C-STORE, always with a status, and without messages of libraries in the log."""
         began, source, data = time.monotonic(), event.assoc.requestor.ae_title.strip(), b""
         try:
             announced = str(event.request.AffectedSOPClassUID), str(event.request.AffectedSOPInstanceUID)
@@ -109,7 +109,7 @@ class StorageScp:
         except ImageError as error:
             status = MISMATCH if isinstance(error, DicomImageError) else CANNOT_UNDERSTAND
             what = f"refused: {error}"
-        except Exception as error:  # noqa: BLE001 - a sender gets an answer, and sends again later
+        except Exception as error:  # noqa: BLE001 - the sender gets an answer, and sends again later
             status, what = OUT_OF_RESOURCES, what_failed(error)
         seconds = round(time.monotonic() - began, 3)
         about = fields(source=source, bytes=len(data), status=f"0x{status:04X}", seconds=seconds)
@@ -123,13 +123,13 @@ class StorageScp:
 class _Ae(AE):
     @property
     def active_associations(self) -> list[Any]:
-        """Those that have a place: one that was turned away may take a while to end."""
+        """The associations that count towards the maximum, without rejected ones, which may take a while to end."""
         return [each for each in super().active_associations if not (each.is_rejected or each.is_aborted)]
 
 
 class _AssociationServer(ThreadedAssociationServer):
-    """pynetdicom's server, in which no connection holds up another: it waits for no handshake in its loop, gives up
-    units that stay unfinished, and believes no length. A connection gets an association once it has asked for one.
+    """pynetdicom's server, changed so that no connection holds up another: it does not wait for handshakes in its loop,
+    gives up on unfinished units, and trusts no length. A connection gets an association once it has requested one.
     """
 
     daemon_threads = False  # so that `server_close` waits for them
@@ -137,9 +137,9 @@ class _AssociationServer(ThreadedAssociationServer):
 
     def __init__(self, *args: Any, max_message: int, **more: Any) -> None:
         self.max_message = max_message
-        self.arriving: dict[Any, str] = {}  # connections without an accepted association, oldest first: their addresses
+        self.arriving: dict[Any, str] = {}  # addresses of connections without an accepted association, oldest first
         self._lock = threading.Lock()
-        self.placing = threading.Lock()  # while an association is counted and started
+        self.placing = threading.Lock()  # held while an association is counted and started
         super().__init__(*args, **more)
 
     def get_request(self) -> tuple[Any, Any]:
@@ -151,7 +151,7 @@ class _AssociationServer(ThreadedAssociationServer):
         return client, address
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take every connection; each has `ARRIVAL_TIMEOUT` to ask for an association."""
+        """Accept every connection. Each has `ARRIVAL_TIMEOUT` to request an association."""
         with self._lock:
             if len(self.arriving) >= MOST_ARRIVING:
                 ((heaviest, _),) = Counter(self.arriving.values()).most_common(1)
@@ -162,7 +162,7 @@ class _AssociationServer(ThreadedAssociationServer):
         super().process_request(request, client_address)
 
     def arrived(self, request: Any) -> None:
-        """A connection has an association, or has ended."""
+        """Note that a connection has an association, or has ended."""
         with self._lock:
             self.arriving.pop(request, None)
 
@@ -179,7 +179,7 @@ class _AssociationServer(ThreadedAssociationServer):
             pacs_log.error("connection failed", extra=fields(reason=what_failed(error)))
 
     def stop_listening(self) -> None:
-        """Returns when no connection comes any more, and none is within its TLS handshake."""
+        """Stop accepting connections. Returns when none of them is in its TLS handshake any more."""
         BaseServer.shutdown(self)
         with self._lock:
             for request in self.arriving:
@@ -188,15 +188,15 @@ class _AssociationServer(ThreadedAssociationServer):
 
 
 def _shut_down(connection: Any) -> None:
-    """End a connection that another thread waits for. That of TLS is left alone: it may be within its handshake."""
+    """End a connection that another thread waits for. TLS is not shut down, because it may be in its handshake."""
     with suppress(OSError):
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 class _Handler(RequestHandler):
     def handle(self) -> None:
-        """As pynetdicom's, but the request for an association comes first: one that waits for it would have a place.
-        A quarter of the places is never given to an address that has all others."""
+        """Handle a connection as pynetdicom does, but wait for the association request before taking a place. If an
+        address has three quarters of the places, it gets no more."""
         server: Any = self.server
         until = time.monotonic() + ARRIVAL_TIMEOUT
         if isinstance(self.request, ssl.SSLSocket):
@@ -206,7 +206,7 @@ class _Handler(RequestHandler):
         if first and (first[0] != 1 or length > LONGEST_UNIT):
             raise ConnectionError("no request for an association")
         first += receive(self.request, length, until)
-        if len(first) < 6 + length:  # it went, or had to make way
+        if len(first) < 6 + length:  # the sender has left, or had to make way for another
             server.shutdown_request(self.request)
             return
         with server.placing:
@@ -222,7 +222,7 @@ class _Handler(RequestHandler):
 
 
 class _SenderSocket(BoundedSocket):
-    """A connection that gives its first unit again, and takes messages no longer than any image."""
+    """A connection that replays its first unit, and refuses messages that are longer than any image."""
 
     def begin(self, association: Any, server: _AssociationServer, first: bytearray) -> None:
         self._server, self._first, self._size = server, first, 0

@@ -1,7 +1,7 @@
 """The workers: each claims a job, analyses its file, stores the results, and sends them to the destination.
 
-A file that is not a chest radiograph is refused and forgotten; a damaged one becomes a dead letter at once. Other
-failures are retried with growing delays, and end as dead letters: much later if the archive, the gallery or the engine
+A file that is not a chest radiograph is refused and forgotten; a damaged one immediately becomes a dead letter. Other
+failures are retried with growing delays and end as dead letters, much later if the archive, the gallery or the engine
 is unavailable. While the destination accepts nothing, files are analysed and their results wait.
 """
 
@@ -20,7 +20,7 @@ from cbmir.runtime.pacs.destinations import Destination
 from cbmir.runtime.pacs.jobs import Job, ResultObject
 from cbmir.runtime.pacs.queue import DurableQueue
 
-#: Seconds after which an idle worker looks at the clock, which may have been set, and one whose queue failed tries it.
+#: Seconds after which an idle worker checks the clock, which may have been changed, or retries a queue that failed.
 _LOOK_AGAIN = 5.0
 
 
@@ -42,7 +42,7 @@ class Workers:
             thread.start()
 
     def stop(self) -> None:
-        """End what is begun; what waits stays in the queue. Returns when the last worker has ended."""
+        """Finish work in progress; jobs that wait stay in the queue. Returns when the last worker has ended."""
         self._stopping.set()
         self._queue.stop()
         for thread in self._threads:
@@ -58,12 +58,12 @@ class Workers:
             try:
                 if (job := self._queue.claim(wait=_LOOK_AGAIN)) is not None:
                     self.work_on(job)
-            except Exception as error:  # noqa: BLE001 - the disk may have room again, or answer again, later
+            except Exception as error:  # noqa: BLE001 - the disk may have space, or work, again later
                 pacs_log.error("the queue failed", extra=fields(reason=what_failed(error), again_in_s=_LOOK_AGAIN))
                 self._stopping.wait(_LOOK_AGAIN)
 
     def work_on(self, job: Job) -> None:
-        """Answer a claimed job. Raises what the queue raises where it cannot write: the job can be claimed again."""
+        """Answer a claimed job. Raises the queue's errors if it cannot write; then the job can be claimed again."""
         try:
             self._answer(job, time.monotonic())
         except BaseException:
@@ -83,8 +83,8 @@ class Workers:
             self._destination.send(results)
             report = next((each.uid for each in results if each.kind == "sr"), "")
             self._queue.done(job, fingerprint, report, sent=bool(results))
-        except (errors.DicomImageError, errors.BlankImageError) as error:  # healthy files of something else
-            # Logged first: a process killed in between logs it again, and nothing else remembers it.
+        except (errors.DicomImageError, errors.BlankImageError) as error:  # valid, but something else
+            # Logged first, because nothing else records it; a process killed in between logs it again.
             pacs_log.info("refused", extra=fields(**_about(job, began), reason=str(error)))
             with self._live.use() as finder:
                 self._queue.refused(job, answers_fingerprint(finder.card), error.reason)

@@ -1,4 +1,4 @@
-"""The application: routes, and what stands around them."""
+"""The application: its routes and middleware."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.serving.telemetry import Audit, Metrics, Observer
 
 _T = TypeVar("_T")
-_CHECK_S = 5.0  # that health checks, metrics and the like may take
+_CHECK_S = 5.0  # seconds for health checks, metrics and the like
 _PATIENT = "The id of the image's patient in the gallery, to leave out their images. A header, since URLs are logged."
 
-#: Without a token, since monitors and browsers have none; the answers say nothing but whether the service is up.
+#: Open without a token, because monitors and browsers have none. The answers only say whether the service is up.
 _OPEN = ("/", "/health", "/health/live", "/health/ready")
-#: For a person who opens the address in a browser. It loads nothing, and the policy of the answers allows no style.
+#: For people who open the address in a browser. It loads nothing, and the security policy allows no styles.
 _PAGE = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>cbmir</title></head><body>
 <h1>cbmir {__version__} over HTTP</h1>
@@ -56,7 +56,7 @@ health = APIRouter(tags=["health"])
 _READY: dict[str, Any] = {
     "summary": "Whether it can analyse", "response_model_exclude_none": True, "responses": schemas.NOT_READY,
 }  # fmt: skip
-#: `Guard` looks at the token; `HTTPBearer` documents it.
+#: `Guard` checks the token; `HTTPBearer` documents it.
 guarded = APIRouter(
     tags=["v1"],
     dependencies=[Depends(HTTPBearer(auto_error=False, description="The token of the service's token file."))],
@@ -65,9 +65,9 @@ guarded = APIRouter(
 
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
-    """The ASGI application; it closes `live` at its end. Raises UserError where the audit trail cannot be written."""
+    """Make the ASGI application, which closes `live` at its end. Raises UserError if the audit trail is not writable."""
     limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
-    checks = RequestLimiter(2, 32, _CHECK_S)  # neither they nor requests wait for the other's galleries that hang
+    checks = RequestLimiter(2, 32, _CHECK_S)  # separate: a hanging gallery holds up only one of them
     metrics = Metrics(live, limiter)
 
     @asynccontextmanager
@@ -85,7 +85,7 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
         docs_url=None,  # pages that load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
-        # Of FastAPI's newer versions: spans of OpenTelemetry have the query, logs the messages of exceptions.
+        # For newer versions of FastAPI, whose OpenTelemetry spans contain queries, and logs the messages of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.service, app.state.settings, app.state.metrics = FinderService(live, settings), settings, metrics
@@ -108,14 +108,14 @@ def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
 
 @health.get("/", include_in_schema=False, response_class=HTMLResponse)
 async def front_page() -> str:
-    """What this is, and links to the API."""
+    """Show what this is, with links to the API."""
     return _PAGE
 
 
 @health.head("/health/live", include_in_schema=False)  # as some proxies ask
 @health.get("/health/live", summary="Whether the process answers", response_model_exclude_none=True)
 async def live() -> schemas.Health:
-    """Always 200."""
+    """Always answer 200."""
     return schemas.Health(status="live")
 
 
@@ -124,7 +124,7 @@ async def live() -> schemas.Health:
 @health.head("/health", include_in_schema=False)
 @health.get("/health", **_READY)
 async def ready(request: Request, response: Response) -> schemas.Health:
-    """200 once the model has run and the gallery is read; 503 before, and where the gallery was replaced."""
+    """Answer 200 once the model has run and the gallery was read; 503 before, and if the gallery was replaced."""
     try:
         await _check(request, request.app.state.service.check_ready)
     except (CbmirError, Problem) as error:
@@ -150,7 +150,7 @@ async def analyze(
 
 @guarded.post("/v1/embed", summary="An image's embedding, or a region's", openapi_extra=schemas.UPLOAD)
 async def embed(request: Request, options: Annotated[schemas.EmbedOptions, Query()]) -> schemas.EmbedAnswer:
-    """The body is as that of /v1/analyze."""
+    """The body is the image file, as for /v1/analyze."""
     _check_each_once(request)
     service = request.app.state.service
     return await _upload(request, lambda data, facts: service.embed(data, options, facts))
@@ -158,13 +158,13 @@ async def embed(request: Request, options: Annotated[schemas.EmbedOptions, Query
 
 @guarded.post("/v1/search", summary="The nearest images of an embedding or a case", openapi_extra=schemas.SEARCH)
 async def search(request: Request) -> schemas.SearchAnswer:
-    """Of a case: without itself and, unless asked for, without its patient's other images."""
+    """For a case, leave out itself and, unless requested, other images of its patient."""
     return await _search(request, schemas.Search)
 
 
 @guarded.post("/v1/refine", summary="The same, refined by alike and unlike cases", openapi_extra=schemas.REFINE)
 async def refine(request: Request) -> schemas.SearchAnswer:
-    """unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + the sum of weight * unit(direction of a finding))."""
+    """Search for unit(query + 0.75 mean(alike) - 0.15 mean(unlike) + sum of weight * unit(direction of a finding))."""
     return await _search(request, schemas.Refine)
 
 
@@ -173,7 +173,7 @@ async def refine(request: Request) -> schemas.SearchAnswer:
     responses=schemas.THUMBNAIL,
 )  # fmt: skip
 async def thumbnail(request: Request, case: Annotated[str, Path(pattern=schemas.CASE)]) -> Response:
-    """JPEG of about 256 pixels, where the gallery's owner shares them."""
+    """Return a JPEG of about 256 pixels, if the gallery's owner shares thumbnails."""
     state, facts = request.app.state, Trace.of(request.scope).facts
     image = await state.limiter.run(lambda _: state.service.thumbnail(case, facts))
     return Response(image, media_type="image/jpeg")
@@ -181,19 +181,19 @@ async def thumbnail(request: Request, case: Annotated[str, Path(pattern=schemas.
 
 @guarded.get("/v1/about", summary="What runs")
 async def about(request: Request) -> schemas.About:
-    """Model, engine, labels, gallery."""
+    """Describe the model, engine, labels and gallery."""
     return await _check(request, request.app.state.service.about)
 
 
 @guarded.post("/v1/reload", summary="Reload model and gallery")
 async def reload(request: Request) -> schemas.Reloaded:
-    """Requests under way end with what they began with; until the new model is warm, the old one answers."""
+    """Running requests keep the model and gallery that they began with. The old model answers until the new is warm."""
     return await asyncio.to_thread(request.app.state.service.reload)
 
 
 @guarded.get("/metrics", summary="For Prometheus", response_class=Response, tags=["health"], responses=schemas.METRICS)
 async def metrics(request: Request) -> Response:
-    """Prometheus' text format."""
+    """Return metrics in Prometheus' text format."""
     return Response(await _check(request, request.app.state.metrics.text), media_type=CONTENT_TYPE_LATEST)
 
 
@@ -215,7 +215,7 @@ async def _search(request: Request, shape: type[schemas.Search]) -> schemas.Sear
 
 def _check_each_once(request: Request) -> None:
     given = [name for name, _ in request.query_params.multi_items()]
-    if len(given) > len(set(given)):  # one of them would be left out in silence
+    if len(given) > len(set(given)):  # one of them would be silently ignored
         raise Problem(422, "parameters", "Expected each parameter once, found one more than once.")
 
 
@@ -228,7 +228,7 @@ async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
         try:
             return work(data, facts)
         finally:
-            if "sha256" not in facts:  # it could not be read
+            if "sha256" not in facts:  # the image could not be read
                 facts["sha256"] = hashlib.sha256(data).hexdigest()
 
     most = settings.max_upload_bytes
@@ -236,7 +236,7 @@ async def _upload(request: Request, work: Callable[[bytes, Facts], _T]) -> _T:
 
 
 def _utf8(header: str) -> str:
-    """A header's text, which Starlette decodes as Latin-1. Decoding invalid UTF-8 could give another patient's id."""
+    """Decode a header as UTF-8; Starlette decodes it as Latin-1. Invalid UTF-8 might give another patient's id."""
     try:
         return header.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:
@@ -247,7 +247,7 @@ def _parsed(body: bytes, shape: type[schemas.Search]) -> schemas.Search:
     try:
         return shape.model_validate_json(body)
     except ValidationError as error:
-        if error.error_count() > MOST_ERRORS:  # of which a list takes long
+        if error.error_count() > MOST_ERRORS:  # a list of them takes long
             raise Problem(422, "parameters", f"{error.error_count():,} values are not as expected.") from None
         errors = error.errors(include_url=False, include_context=False, include_input=False)
         raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in errors]) from None

@@ -1,7 +1,7 @@
-"""Limits on the requests at once and waiting, and on the size and time of a body.
+"""Limits on the number of running and waiting requests, and on the size and time of a body.
 
 A request takes a slot before its body is read, and releases it when nothing of the request is left in memory, so
-clients cannot exhaust memory. Work that has begun cannot be stopped: it keeps its slot beyond a timeout, until it ends.
+clients cannot exhaust memory. Work that has begun cannot be stopped: after a timeout it keeps its slot until it ends.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from cbmir.runtime.serving.problems import Problem, Trace, refuse
 _T = TypeVar("_T")
 
 
-#: Bytes of the bodies of all requests at once; a single one may have more.
+#: Bytes of all requests' bodies together; a single body may have more.
 MOST_HELD = 2**30
 _MOST_AT_ONCE = 128
 
 
 class RequestLimiter:
-    """`concurrency` threads, and `queue` slots more."""
+    """A pool of `concurrency` threads, with slots for these and for `queue` requests more."""
 
     def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
         self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
         self.taken = 0  # slots
-        self._held = 0  # bytes of bodies, as they were announced
+        self._held = 0  # announced bytes of bodies
         self.working = 0  # threads
-        self._seconds = 0.1  # that an answer takes, a moving mean of weight 0.1
+        self._seconds = 0.1  # per answer: a moving mean of weight 0.1
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(concurrency, thread_name_prefix="answer")
 
     @property
     def waiting(self) -> int:
-        """Slots of requests that are uploaded or wait."""
+        """The slots of requests that are being uploaded or wait."""
         return max(0, self.taken - self.working)
 
     async def run(
         self, work: Callable[[bytes], _T], read: Callable[[], Awaitable[bytes]] | None = None, size: int = 0
     ) -> _T:
-        """Take a slot, read a body of at most `size` bytes, and work on it in a thread. Raises Problem: 429 where no
-        slot is free, or no room for the body, and 503 where the work has not ended in time."""
+        """Take a slot, read a body of at most `size` bytes, and work on it in a thread. Raises Problem: 429 if there is
+        no free slot or no room for the body, and 503 if the work does not end in time."""
         with self._lock:
             if self.taken >= self.capacity or (self._held and self._held + size > MOST_HELD):
                 seconds = math.ceil(self.taken * self._seconds / self.concurrency)
@@ -65,10 +65,10 @@ class RequestLimiter:
         try:
             held: list[Callable[[], _T]] = [partial(work, await read() if read else b"")]
             future = self._pool.submit(self._timed, held)
-            future.add_done_callback(lambda _: held.clear())  # where it is cancelled: the pool keeps what waits
+            future.add_done_callback(lambda _: held.clear())  # the pool keeps cancelled items
             return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
         except TimeoutError:
-            if future is None or (future.done() and not future.cancelled()):  # another's
+            if future is None or (future.done() and not future.cancelled()):  # raised by `read` or `work`
                 raise
             raise Problem(503, "timeout", f"Expected an answer within {self._timeout:g} s, found none; try again when "
                                           "there is less load.", retry_after=5) from None  # fmt: skip
@@ -76,7 +76,7 @@ class RequestLimiter:
             self._leave(size) if future is None else future.add_done_callback(lambda _: self._leave(size))
 
     def close(self) -> None:
-        """Begin nothing more. What is worked on is not waited for, since it cannot be stopped."""
+        """Begin no more work. Running work is not waited for, because it cannot be stopped."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _timed(self, held: list[Callable[[], _T]]) -> _T:
@@ -102,8 +102,8 @@ class RequestLimiter:
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Empty the frames of an error. Those that wait for it hold it in a cycle, and else its bodies until that is
-    collected."""
+    """Clear the frames of an error. It forms a cycle with the frames that wait for it, which would else keep bodies in
+    memory until it is collected."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -113,13 +113,13 @@ _HOW = "send the file itself as the body: curl --data-binary @chest.dcm -H 'Cont
 
 
 def body_size(request: Request, most: int) -> int:
-    """Bytes that a request's body may have: as many as it announces, but `most` at most."""
+    """Return how many bytes a request's body may have: as many as it announces, but `most` at most."""
     announced = request.headers.get("content-length", "")
     return min(int(announced), most) if announced.isdecimal() else most * ("transfer-encoding" in request.headers)
 
 
 async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body: a file. Raises Problem as `read_body`; 415 for a form or JSON, 400 for none."""
+    """Read the whole body, a file. Raises Problem as `read_body`, 415 for a form or JSON, 400 for an empty body."""
     if request.headers.get("content-type", "").lower().startswith(("multipart/", "application/json")):
         raise Problem(415, "media-type", f"Expected an image file, found a form or JSON; {_HOW}")
     body = await read_body(request, most, timeout_s)
@@ -130,16 +130,16 @@ async def read_upload(request: Request, most: int, timeout_s: float) -> bytes:
 
 
 async def read_body(request: Request, most: int, timeout_s: float) -> bytes:
-    """The whole body. Raises Problem as `body_chunks`."""
-    whole = io.BytesIO()  # whose value is no copy
+    """Read the whole body. Raises Problem as `body_chunks`."""
+    whole = io.BytesIO()  # `getvalue` does not copy
     async for chunk in body_chunks(request, most, timeout_s):
         whole.write(chunk)
     return whole.getvalue()
 
 
 async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGenerator[bytes, None]:
-    """The body as it comes, counted and timed. Raises Problem: 413 for more than `most` bytes, 408 after `timeout_s`,
-    400 if cut off, 415 if encoded."""
+    """Yield the body as it arrives, counted and timed. Raises Problem: 413 for more than `most` bytes, 408 after
+    `timeout_s`, 400 if cut off, 415 if encoded."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Problem(415, "encoding", "Expected a body without Content-Encoding, found one; send it plain.")
     announced = request.headers.get("content-length", "")
@@ -149,7 +149,7 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
     deadline = asyncio.get_running_loop().time() + timeout_s
     try:
         while True:
-            async with asyncio.timeout_at(deadline):  # around each wait: the receiver's own work does not count
+            async with asyncio.timeout_at(deadline):  # never interrupts the caller's own work
                 chunk = await anext(stream, None)
             if chunk is None:
                 break
@@ -168,7 +168,7 @@ async def body_chunks(request: Request, most: int, timeout_s: float) -> AsyncGen
         raise _cut_off()
 
 
-# Made where they are raised: a frame that holds its own error keeps the body that its caller has.
+# Functions, so that no local variable holds the error: its frame would keep the caller's body in memory.
 def _too_large(most: int) -> Problem:
     return Problem(413, "too-large", f"Expected a body of at most {most:,} bytes, found more.")
 
@@ -178,8 +178,8 @@ def _cut_off() -> Problem:
 
 
 class BodyLimit:
-    """ASGI middleware: reads a request's body, of at most `most` bytes in `timeout_s`, before anything parses it. All
-    requests at once may have 128 times as many. The paths `streamed` look after their own by `body_chunks`."""
+    """ASGI middleware that reads a request's body, of at most `most` bytes within `timeout_s`, before anything parses
+    it. All requests together may have 128 times as many. The paths `streamed` limit their own with `body_chunks`."""
 
     def __init__(self, app: ASGIApp, most: int, timeout_s: float, streamed: Collection[str] = ()) -> None:
         self._app, self._most, self._timeout, self._streamed = app, most, timeout_s, streamed

@@ -1,7 +1,7 @@
-"""Every error of the service as `application/problem+json` (RFC 9457).
+"""The service's errors as `application/problem+json` (RFC 9457).
 
-`type` is a stable URN, for programs; `title` and `detail` are for people. `detail` may quote what the client itself
-sent, and goes into no log. `instance` is the request's id, which the log has too.
+`type` is a stable URN for programs; `title` and `detail` are for people. `detail` may quote what the client itself
+sent, and is never logged. `instance` is the request's id, which is also in the log.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from starlette.types import Receive, Scope, Send
 
 from cbmir import errors
 
-MOST_ERRORS = 20  # listed of one request
-#: In place of an error's own words, which name paths and images of the gallery.
+MOST_ERRORS = 20  # listed for one request
+#: Texts that replace an error's own message, which names paths and images of the gallery.
 _DETAILS = {
     "gallery-replaced": "The gallery was replaced on the disk while it was open. POST /v1/reload, or SIGHUP to the "
     "service, opens the new one.",
     "gallery-unavailable": "The gallery cannot be read at this moment; the service's log says where it failed.",
 }
 
-#: Errors of cbmir: status and name. The first that fits counts.
+#: Status and kind of cbmir's errors. The first match counts.
 _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
     (errors.NotAnImageError, 415, "not-an-image"),
     (errors.DamagedImageError, 422, "damaged-image"),
@@ -51,8 +51,8 @@ _OF_ERROR: tuple[tuple[type[errors.CbmirError], int, str], ...] = (
 
 @dataclass
 class Trace:
-    """The record of one request, for log, metrics and audit trail. The trail takes only what the guard `admitted`, or
-    anyone could fill the disk, with `facts` as further members."""
+    """The record of one request, for log, metrics and audit trail. The trail only contains requests that the guard
+    `admitted`, or anyone could fill the disk; `facts` are additional members of its entry."""
 
     id: str = field(default_factory=lambda: str(uuid.uuid4()))
     start: float = field(default_factory=time.perf_counter)
@@ -65,26 +65,26 @@ class Trace:
 
     @staticmethod
     def of(scope: Scope) -> Trace:
-        """The trace of a request; the first call makes it."""
+        """Return the trace of a request; the first call makes it."""
         trace: Trace = scope.setdefault("cbmir", Trace())
         return trace
 
 
 class Problem(HTTPException):
-    """An answer that is an error. `kind` ends the `type`, and stands in log, audit and metrics."""
+    """An error as an answer. `kind` is the end of the `type`, and appears in log, audit trail and metrics."""
 
     def __init__(
         self, status: int, kind: str, detail: str, *, retry_after: int | None = None,
         headers: Mapping[str, str] | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """`retry_after`: seconds after which to try again. `more` are further members of the answer."""
+        """`retry_after` is in seconds. `more` are additional members of the answer."""
         waiting = {} if retry_after is None else {"Retry-After": str(retry_after)}
         super().__init__(status, detail, {**(headers or {}), **waiting})
         self.kind, self.more = kind, more
 
 
 def problem_of(error: Exception) -> Problem:
-    """The answer to an error. It quotes nothing of an error that is not cbmir's own."""
+    """Return the answer to an error. Only cbmir's own errors are quoted in it."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, MemoryError):
@@ -96,7 +96,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def response_of(problem: Problem, request_id: str) -> Response:
-    """The answer itself. Non-ASCII is escaped, so that there is no text that it cannot hold."""
+    """Make the response. Non-ASCII is escaped, so that it can hold any text."""
     body = {
         "type": f"urn:cbmir:problem:{problem.kind}",
         "title": HTTPStatus(problem.status_code).phrase,
@@ -116,7 +116,7 @@ async def refuse(problem: Problem, scope: Scope, receive: Receive, send: Send) -
 
 async def answer_problem(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
-        wrong = [  # where and what, without what was found there
+        wrong = [  # where and what, without the value that was found
             {"where": ".".join(str(part) for part in one["loc"]), "expected": str(one["msg"])}
             for one in error.errors()[:MOST_ERRORS]
         ]

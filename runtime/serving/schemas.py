@@ -1,4 +1,4 @@
-"""The shapes of requests and answers: checked on the way in, documented by OpenAPI on the way out."""
+"""Schemas of requests and answers: they check requests, and document answers in OpenAPI."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ REGION = Field("", description="A part of the image to search by: x0,y0,x1,y1 in
 
 
 class Neighbours(BaseModel):
-    """Which neighbours are wanted, as `cbmir query` has it. An unknown parameter is an error."""
+    """Parameters of a search, as in `cbmir query`. An unknown parameter is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -41,7 +41,7 @@ class Neighbours(BaseModel):
 
 
 class AnalyzeOptions(Neighbours):
-    """Of /v1/analyze."""
+    """Parameters of /v1/analyze."""
 
     results: _Short = Field("", description="Objects to make of a DICOM file, with commas between: sr, sc, kos, fhir.",
                             examples=["sr,fhir"])  # fmt: skip
@@ -52,7 +52,7 @@ class AnalyzeOptions(Neighbours):
 
 
 class EmbedOptions(BaseModel):
-    """Of /v1/embed."""
+    """Parameters of /v1/embed."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -60,7 +60,7 @@ class EmbedOptions(BaseModel):
 
 
 class Search(Neighbours):
-    """Of /v1/search: one of `embedding` and `case`."""
+    """The body of /v1/search: one of `embedding` and `case`."""
 
     embedding: Annotated[list[FiniteFloat], Field(max_length=65536, fail_fast=True)] | None = Field(
         None, description="Of this model and of unit norm, as /v1/embed returns it."
@@ -76,7 +76,7 @@ class Search(Neighbours):
 
 
 class Refine(Search):
-    """Of /v1/refine: besides, what is alike, and what is not."""
+    """The body of /v1/refine: also the cases that are alike and unlike, and findings."""
 
     alike: list[_Case] = Field([], max_length=100, description="Ids of cases that are similar to what you look for.")
     unlike: list[_Case] = Field([], max_length=100, description="Ids of cases that are not similar to it.")
@@ -86,8 +86,8 @@ class Refine(Search):
 
 
 class Case(BaseModel):
-    """A neighbour. `id` names an image to this service alone. `report` is null where reports are not shared, `boxes`
-    where thumbnails are not."""
+    """A neighbour. `id` identifies an image only to this service. `report` is null if reports are not shared, `boxes`
+    if thumbnails are not."""
 
     id: str
     distance: float = Field(description="Euclidean, between unit vectors: 0 to 2.")
@@ -120,7 +120,7 @@ class _Answer(BaseModel):
 
 
 class AnalyzeAnswer(_Answer):
-    """As `Analysis.to_json`, without what would name another patient."""
+    """The content of `Analysis.to_json`, without anything that would name another patient."""
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
     operating_point: str = Field(description="The operating point whose thresholds were used.")
@@ -137,20 +137,20 @@ class AnalyzeAnswer(_Answer):
 
 
 class SearchAnswer(_Answer):
-    """Nearest first."""
+    """Neighbours, nearest first."""
 
     neighbours: list[Case]
     warnings: list[str]
 
 
 class EmbedAnswer(_Answer):
-    """float32, unit norm."""
+    """An embedding: float32, unit norm."""
 
     embedding: list[float]
 
 
 class About(_Answer):
-    """The model and gallery that run, and the limits of requests."""
+    """The running model and gallery, and the limits of requests."""
 
     labels: list[str] = Field(description="The model's findings; empty where it scores none.")
     operating_point: str
@@ -168,13 +168,13 @@ class Health(BaseModel):
 
 
 class Reloaded(_Answer):
-    """`generation` counts the models that were opened since the start."""
+    """The new model. `generation` counts the models that were opened since the start."""
 
     generation: int
 
 
 class ProblemDetails(BaseModel):
-    """RFC 9457."""
+    """An error (RFC 9457)."""
 
     type: str = Field(examples=["urn:cbmir:problem:damaged-image"])
     title: str
@@ -263,5 +263,5 @@ _WORDS = {
     503: "Not ready, the gallery was replaced, or no answer in time: try again after `Retry-After` seconds.",
 }
 _PROBLEM = {"application/problem+json": {"schema": ProblemDetails.model_json_schema()}}
-#: Of every guarded route.
+#: The error responses of all guarded routes.
 PROBLEMS: _Responses = {status: {"description": words, "content": _PROBLEM} for status, words in _WORDS.items()}

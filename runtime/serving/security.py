@@ -1,7 +1,7 @@
-"""Access control and security headers: ASGI middleware of the service and of the demo.
+"""Access control and security headers: ASGI middleware for the service and the demo.
 
-They shut out a web page that is open in a browser and has a name of its own for this machine (DNS rebinding) or sends
-requests across sites. There is no CORS.
+They shut out web pages in a user's browser that reach this machine under their own host name (DNS rebinding) or send
+cross-site requests. There is no CORS.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",  # a visitor would click in another page's frame without knowing it
+    "X-Frame-Options": "DENY",  # against clickjacking
 }
 
 
 class SecurityHeaders:
-    """Gives every answer the Content-Security-Policy `policy` and its like; browsers store no answer whose media type
-    begins with one of `private`."""
+    """ASGI middleware that gives every answer security headers, with `policy` as Content-Security-Policy. Browsers do
+    not store answers whose media type begins with one of `private`."""
 
     def __init__(self, app: ASGIApp, policy: str, private: tuple[str, ...] = ("",)) -> None:
         self._app, self._private = app, private
@@ -47,22 +47,22 @@ class SecurityHeaders:
 
 @dataclass(frozen=True)
 class Credential:
-    """The scheme and secret that the header Authorization must bear. `wanted` describes it in a refusal."""
+    """The scheme and secret that the header Authorization must contain. `wanted` describes it in a refusal."""
 
     scheme: str
     secret: bytes = field(repr=False)
     wanted: str
 
     def admits(self, header: str) -> bool:
-        """Compares digests in constant time, which reveals neither the secret nor its length."""
+        """Check a header. Digests are compared in constant time, which reveals neither the secret nor its length."""
         scheme, _, given = header.partition(" ")
         digests = (hashlib.sha256(one).digest() for one in (given.strip().encode("utf-8", "replace"), self.secret))
         return hmac.compare_digest(*digests) and scheme.lower() == self.scheme.lower()
 
 
 class Guard:
-    """Looks at nothing of a request but its headers. `hosts` are the names by which it may be asked for, empty for any;
-    every path but those of `open_paths` wants `credential`, where it is given."""
+    """ASGI middleware that checks a request's headers. `hosts` are the accepted host names, empty for any. All paths
+    except `open_paths` need the `credential`, if there is one."""
 
     def __init__(
         self, app: ASGIApp, hosts: Collection[str] = (), credential: Credential | None = None,
@@ -81,7 +81,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        # h11 counts only what is not whole yet: what comes at once may be twice as long.
+        # h11 only limits incomplete input: a request that arrives whole may be twice as long.
         line = len(scope.get("raw_path") or b"") + len(scope["query_string"])
         if line + sum(len(name) + len(value) for name, value in headers.raw) > MOST_OF_HEADERS:
             raise Problem(431, "headers", f"Expected at most {MOST_OF_HEADERS:,} bytes of URL and headers, found more.")
@@ -99,8 +99,8 @@ class Guard:
 
 
 def _is_foreign(method: str, headers: Headers) -> bool:
-    """Whether another site's page sends this. A browser says so itself where the address is HTTPS or this machine's;
-    else the page's origin is compared with the host's name."""
+    """Return whether another site's page sends this. Browsers say so themselves if the address is HTTPS or this
+    machine's; else the page's origin is compared with the host's name."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is None and method in ("GET", "HEAD"):  # a link: it changes nothing, and no page reads the answer
         return False
@@ -111,6 +111,6 @@ def _is_foreign(method: str, headers: Headers) -> bool:
 
 
 def _name(host: str) -> str:
-    """Of a Host header: without the port."""
+    """Return the host in a Host header, without the port."""
     name, colon, port = host.rpartition(":")
     return (name if colon and port.isdigit() else host).lower()

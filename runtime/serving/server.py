@@ -1,7 +1,7 @@
 """The service as a process: socket, signals, start and stop, and deadlines for slow clients.
 
-uvicorn limits neither an incoming request nor an unread answer (issue 157 of Kludex/uvicorn): a client that sends or
-reads a byte now and then would keep its connection, and its answer in memory, for ever.
+uvicorn does not limit the time of an incoming request or of an unread answer (issue 157 of Kludex/uvicorn): a client
+that sends or reads a byte now and then would keep its connection, and its answer in memory, forever.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from cbmir.runtime.serving.security import MOST_OF_HEADERS
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback, url_of
 
-MOST_CONNECTIONS = 256  # at once; more are closed as they come
+MOST_CONNECTIONS = 256  # further ones are closed on arrival
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP/1.1 in which a request must be whole in `seconds`, and its answer be read in as many, over a limited number
-    of connections. Input that is not HTTP gets an error like any other."""
+    """HTTP/1.1 with a limited number of connections. A request must be complete within `seconds`, and its answer be
+    read within as many. Input that is not HTTP gets an error like any other."""
 
     seconds = 60.0
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._deadlines: dict[str, asyncio.TimerHandle] = {}  # "request": to be whole; "answer": to be read
+        self._deadlines: dict[str, asyncio.TimerHandle] = {}  # "request": to be complete; "answer": to be read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
             return
-        # `pause_writing` is called as soon as anything waits to be taken, `resume_writing` when nothing does.
+        # Then `pause_writing` is called as soon as any output waits to be read, `resume_writing` when none does.
         transport.set_write_buffer_limits(0)
         self._begin("request")
 
@@ -95,7 +95,7 @@ def with_deadline(seconds: float) -> type[BoundedProtocol]:
     return type("BoundedProtocol", (BoundedProtocol,), {"seconds": seconds})
 
 
-_GRACE = 10.0  # seconds beyond a request's own time: before its connection is cut, and when stopping
+_GRACE = 10.0  # seconds beyond a request's timeout: before its connection is cut, and when stopping
 
 
 def serve(
@@ -132,7 +132,7 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """Calls `started` in its event loop as soon as it listens."""
+    """A server that calls `started` in its event loop as soon as it listens."""
 
     def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -144,12 +144,12 @@ class Server(uvicorn.Server):
 
 
 class FinderServer(Server):
-    """Opens the finder once it listens, and reloads it at SIGHUP."""
+    """A server that opens the finder once it listens, and reloads it on SIGHUP."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, live: ReloadableFinder, ready: Callable[[], None]) -> None:
         super().__init__(config, self._start)
         self._app, self._live, self._ready = app, live, ready
-        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself holds on to none
+        self._tasks: set[asyncio.Task[None]] = set()  # asyncio itself keeps no reference
         self.failed: Exception | None = None
 
     def _start(self) -> None:
@@ -166,7 +166,7 @@ class FinderServer(Server):
         try:
             if not self._live.ready:
                 await asyncio.to_thread(self._live.reload)
-            if find_spec("highdicom") is not None:  # else there are no results to be asked for
+            if find_spec("highdicom") is not None:  # else no results can be requested
                 await self._warm_up()
             log.info("ready")
             self._ready()
@@ -177,7 +177,7 @@ class FinderServer(Server):
     async def _warm_up(self) -> None:
         try:
             await asyncio.to_thread(warm_up)
-        except Exception as error:  # noqa: BLE001 - logged: everything else is answered without it
+        except Exception as error:  # noqa: BLE001 - logged: everything else works without it
             log.error("results are not available: the extra dicom is broken", extra=fields(**error_fields(error)))
 
     async def _reload(self) -> None:
@@ -186,7 +186,7 @@ class FinderServer(Server):
             log.info("reloaded", extra=fields(generation=done.generation))
         except Problem as problem:
             log.error("%s", problem.detail)
-        except Exception as error:  # noqa: BLE001 - logged: the old model goes on
+        except Exception as error:  # noqa: BLE001 - logged: the old model stays
             log.error("reloading failed; the old model and gallery stay in use", extra=fields(**error_fields(error)))
 
     def _begin(self, work: Coroutine[None, None, None]) -> None:

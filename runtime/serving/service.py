@@ -1,6 +1,6 @@
-"""Answer a request, in a thread: analyse, search, embed. One answer is of one finder, even during a reload.
+"""Answers to requests: analyse, search, embed. Each comes from one finder, even during a reload.
 
-Other patients' images are named by case ids, and `Settings.share` says what else is shown of them.
+Other patients' images appear under case ids, and `Settings.share` says what else is shown of them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Facts = dict[str, Any]
 
 
 def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
-    """Its `images` and its `generation` (None on Milvus), read cheaply. Raises GalleryError."""
+    """Return a gallery's `images` and `generation` (None on Milvus), which are cheap to read. Raises GalleryError."""
     if not isinstance(gallery, Gallery):
         return {"images": len(gallery), "generation": None}
     with gallery.reading() as reader:
@@ -51,7 +51,7 @@ def gallery_state(gallery: SearchableGallery) -> dict[str, int | None]:
 
 
 class FinderService:
-    """Every method answers one request, and tells the audit trail its `facts`. Raises Problem and CbmirError."""
+    """The service. Each method answers one request and adds `facts` for the audit trail. Raises Problem, CbmirError."""
 
     def __init__(self, live: ReloadableFinder, settings: Settings) -> None:
         self.live, self._settings = live, settings
@@ -97,7 +97,7 @@ class FinderService:
             return schemas.EmbedAnswer(model=model_of(finder), embedding=vector.tolist())
 
     def search(self, search: schemas.Search, facts: Facts) -> schemas.SearchAnswer:
-        """Neighbours of an embedding, or of an entry by its case id: without itself; refined, if it is so asked."""
+        """Find the neighbours of an embedding, or of a case without itself; with a `Refine`, refine the search."""
         with self.live.use() as finder:
             _tell(facts, finder)
             gallery = _gallery(finder)
@@ -150,13 +150,13 @@ class FinderService:
             )  # fmt: skip
 
     def check_ready(self) -> None:
-        """Raise CbmirError where a request could not be answered."""
+        """Raise CbmirError if a request could not be answered."""
         with self.live.use() as finder:
             if finder.gallery is not None:
                 gallery_state(finder.gallery)
 
     def reload(self) -> schemas.Reloaded:
-        """Open model and gallery again. Raises Problem 409 where that fails (the old ones go on) or is under way."""
+        """Open model and gallery again. Raises Problem 409 if that fails (the old ones stay) or is in progress."""
         if not self._reloading.acquire(blocking=False):
             raise Problem(409, "reloading", "A reload is in progress; try again when it has finished.", retry_after=5)
         try:
@@ -198,7 +198,7 @@ def model_of(finder: Finder) -> schemas.Model:
 def _tell(facts: Facts, finder: Finder) -> None:
     facts["model"] = finder.card.fingerprint
     if finder.gallery is not None:
-        is_counted = isinstance(finder.gallery, Gallery)  # Milvus would be asked over its network, for nothing
+        is_counted = isinstance(finder.gallery, Gallery)  # Milvus has no generation, and needs a request
         facts["gallery_generation"] = gallery_state(finder.gallery)["generation"] if is_counted else None
 
 
@@ -209,7 +209,7 @@ def _gallery(finder: Finder) -> SearchableGallery:
 
 
 def _filter(asked: schemas.Neighbours, gallery: SearchableGallery) -> Filter:
-    """Checked here, where what is wrong with it is known to be the client's mistake."""
+    """Make the filter. It is checked here, where an error is known to be the client's."""
     try:
         made = Filter(where=asked.where, view=asked.view, source=asked.source, since=asked.since, until=asked.until)
         if made.where:
@@ -227,7 +227,7 @@ def _check_patient(gallery: SearchableGallery | None, patient_id: str) -> None:
 
 def _vector(embedding: list[float], dim: int) -> NDArray[np.float32]:
     norm = math.hypot(*embedding)  # NumPy's overflows
-    if len(embedding) != dim or not abs(norm - 1) <= 1e-3:  # it was written as text
+    if len(embedding) != dim or not abs(norm - 1) <= 1e-3:  # it may have been rounded as text
         raise Problem(422, "embedding", f"Expected {dim} numbers of norm 1, found {len(embedding)} of norm {norm:.4g}; "
                                         f"/v1/embed makes them.")  # fmt: skip
     return (np.array(embedding) / norm).astype(np.float32)
@@ -253,7 +253,7 @@ def _check_kinds(kinds: list[str], data: bytes) -> None:
 def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph) -> Results:
     try:
         return dicom_output.make_results(data, analysis, finder, kinds=kinds, image=image)
-    except ImageError as error:  # the image itself was analysed
+    except ImageError as error:  # the image itself could be analysed
         raise Problem(422, "results", str(error)) from error
     except MissingDependencyError as error:
         raise Problem(501, "no-results", str(error)) from error
@@ -263,7 +263,7 @@ def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], 
 
 
 def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
-    """By kind, in JSON: DICOM objects as files in base64; null where there is nothing to say (no priors: no KOS)."""
+    """Encode results by kind for JSON: DICOM objects as files in base64; null if there is nothing (no priors: no KOS)."""
     encoded = {kind: getattr(results, kind) for kind in kinds}
     for kind in encoded.keys() - {"fhir"}:
         encoded[kind] = None if encoded[kind] is None else _file(encoded[kind])

@@ -1,4 +1,4 @@
-"""How the service is set up."""
+"""The settings of the service."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from cbmir.errors import UserError
 from cbmir.files import read_secret
 from cbmir.runtime.sockets import LOCAL_NAMES
 
-#: Parts of other patients' entries that a gallery's owner may share, beside labels and distances.
+#: Parts of other patients' entries that a gallery's owner may share, besides labels and distances.
 SHAREABLE = ("reports", "thumbnails")
-MOST_NEIGHBOURS = 1000  # of one answer
+MOST_NEIGHBOURS = 1000  # per answer
 
 _LEAST = 16  # characters of a token
 _ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.token_urlsafe(32))' > TOKENFILE)"
@@ -20,12 +20,12 @@ _ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.t
 
 @dataclass(frozen=True)
 class Settings:
-    """`token`: what a request must bear (`load_token`); None lets everyone in who asks for one of `hosts`, by any name
-    where it is empty.
+    """The settings. `token` is what a request must contain (`load_token`); without one, everyone is admitted who uses
+    one of the host names `hosts`, or any name if that is empty.
 
-    At most `concurrency` requests are worked on at once and `queue` more wait or are being uploaded; each holds up to
+    At most `concurrency` requests run at the same time, and `queue` more wait or are being uploaded; each has up to
     `max_upload_bytes`. `timeout_s` is for an upload, and again for its answer. `audit` is a file that gets a line of
-    JSON for each request. `share` is of SHAREABLE. Raises UserError for other values.
+    JSON for each request. `share` is a subset of SHAREABLE. Raises UserError for invalid values.
     """
 
     token: str | None = field(default=None, repr=False)
@@ -48,7 +48,7 @@ class Settings:
 
 
 def load_token(path: Path) -> str:
-    """The token in a file, as RFC 6750 has it. Raises UserError, which quotes nothing of it."""
+    """Read the token in a file (RFC 6750). Raises UserError, which never quotes the token."""
     data = read_secret(str(path), "a token", _ADVICE)
     if not re.fullmatch(rb"[A-Za-z0-9._~+/-]+=*", data) or len(data) < _LEAST:
         raise UserError(f"{path}: expected a token of {_LEAST} to 4096 letters, digits and -._~+/ in one line, found "

@@ -1,7 +1,7 @@
-"""The traces of a request: metrics for Prometheus, a line of log, and a line of the audit trail.
+"""The records of a request: metrics for Prometheus, a log line, and a line in the audit trail.
 
-Nothing that a client sent stands in any of these but an image's digest: no path, query, header or message. The audit
-trail names an image by the SHA-256 of its file, so only a reader who holds the file can tell that it was analysed.
+They contain nothing that a client sent except an image's digest: no path, query, header or message. The audit trail
+identifies an image by the SHA-256 of its file, so only a reader who has the file can find out that it was analysed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cbmir.runtime.serving.service import gallery_state, model_of
 
 
 class Audit:
-    """Adds to a file that is opened for each line: it may be moved away (rotated) at any time."""
+    """The audit trail: a file that is opened for each line, so that it can be moved away (rotated) at any time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError where the file cannot be written."""
+        """Raises UserError if the file cannot be written."""
         self._path = path
         try:
             os.close(self._open())
@@ -43,7 +43,7 @@ class Audit:
             raise UserError(f"{path}: cannot write the audit trail ({error.strerror})") from error
 
     def write(self, line: dict[str, Any]) -> None:
-        """Raises OSError where that is not possible; nothing is half there then."""
+        """Add a line. Raises OSError if that fails, and then leaves no part of the line."""
         data = json.dumps(line).encode() + b"\n"
         descriptor = self._open()
         try:
@@ -59,7 +59,7 @@ class Audit:
 
 
 class Metrics(Collector):
-    """Of one application, in a registry of its own: counters, and what it collects at the moment of asking."""
+    """The metrics of one application, in their own registry: counters, and values that are collected on request."""
 
     def __init__(self, live: ReloadableFinder, limiter: RequestLimiter) -> None:
         self._live, self._limiter = live, limiter
@@ -109,7 +109,7 @@ class Metrics(Collector):
                     if (count := state["generation"]) is not None:
                         yield GaugeMetricFamily("cbmir_gallery_generation", "Writes to the gallery so far.", count)
             ready = 1
-        except CbmirError:  # which is what the gauge says
+        except CbmirError:  # the gauge reports it
             ready = 0
         yield GaugeMetricFamily("cbmir_ready", "1 where requests can be answered.", ready)
 
@@ -119,7 +119,7 @@ _NO_AUDIT = Problem(503, "audit", "The audit trail cannot be written, so no requ
 
 
 class Observer:
-    """ASGI middleware past which nothing raises: it counts, logs and audits, and gives every answer an id."""
+    """ASGI middleware that counts, logs and audits requests, gives every answer an id, and answers every error."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, audit: Audit | None) -> None:
         self._app, self._metrics, self._audit = app, metrics, audit
@@ -147,9 +147,9 @@ class Observer:
 
         try:
             await self._app(scope, receive, send_audited)
-        except Exception as error:  # whatever it is, it is logged, and answered where it still can be
+        except Exception as error:  # logged, and answered if that is still possible
             trace.error = error
-            if trace.status:  # an answer is on its way
+            if trace.status:  # the answer has begun
                 log.error("failed while answering", extra=fields(request=trace.id, **error_fields(error)))
                 raise
             await refuse(problem_of(error), scope, receive, send_audited)
@@ -180,7 +180,7 @@ class Observer:
         route, method = _route(scope), scope["method"] if scope["method"] in _METHODS else "other"
         self._metrics.count(trace, route, method, seconds)
         more: dict[str, Any] = {"problem": trace.problem} if trace.problem else {}
-        error, trace.error = trace.error, None  # whose frames hold the request, which holds the trace
+        error, trace.error = trace.error, None  # its frames hold the request, which holds the trace
         if has_failed := trace.status >= 500 and error is not None:
             more |= error_fields(error)
         about = fields(
@@ -190,5 +190,5 @@ class Observer:
 
 
 def _route(scope: Scope) -> str:
-    """The route's template, which has nothing of what a client sent."""
+    """Return the route's template, which contains nothing that a client sent."""
     return getattr(scope.get("route"), "path", None) or "none"
