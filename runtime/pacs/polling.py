@@ -47,7 +47,7 @@ class OrthancChanges:
         self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Poll once, until `stopping()`. Returns if more is known to wait. The next call continues after a CbmirError."""
+        """Poll once, until `stopping()`. Returns whether more is known to wait. After a CbmirError, poll again."""
         if self._last is None:
             self._last = self._rest.last_change()
             self._queue.mark(self._key, str(self._last))

@@ -231,7 +231,7 @@ class DurableQueue(Closing):
         self._pass_over(job, None)
 
     def state(self) -> dict[str, Any]:
-        """Return the numbers of files that wait or are processed, of those with unsent results, of dead letters, of UIDs
+        """Return the number of files that wait or are processed, of those with unsent results, of dead letters, of UIDs
         that came again with other content, and of objects ever refused, by reason; and the age of the oldest file in
         seconds (0 without one)."""
         query = "SELECT count(*), coalesce(sum(fingerprint <> ''), 0), min(received) FROM job"

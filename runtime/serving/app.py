@@ -65,7 +65,7 @@ guarded = APIRouter(
 
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
-    """Make the ASGI application, which closes `live` at its end. Raises UserError if the audit trail is not writable."""
+    """Make the ASGI application, which closes `live` at its end. Raises UserError if it cannot write `audit`."""
     limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
     checks = RequestLimiter(2, 32, _CHECK_S)  # separate: a hanging gallery holds up only one of them
     metrics = Metrics(live, limiter)

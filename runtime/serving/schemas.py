@@ -76,7 +76,7 @@ class Search(Neighbours):
 
 
 class Refine(Search):
-    """The body of /v1/refine: also the cases that are alike and unlike, and findings."""
+    """The body of /v1/refine: as for /v1/search, with similar and dissimilar cases, and findings."""
 
     alike: list[_Case] = Field([], max_length=100, description="Ids of cases that are similar to what you look for.")
     unlike: list[_Case] = Field([], max_length=100, description="Ids of cases that are not similar to it.")

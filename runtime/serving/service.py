@@ -263,7 +263,7 @@ def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], 
 
 
 def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
-    """Encode results by kind for JSON: DICOM objects as files in base64; null if there is nothing (no priors: no KOS)."""
+    """Encode results by kind for JSON: DICOM objects as files in base64; null for none (no priors: no KOS)."""
     encoded = {kind: getattr(results, kind) for kind in kinds}
     for kind in encoded.keys() - {"fhir"}:
         encoded[kind] = None if encoded[kind] is None else _file(encoded[kind])
