@@ -314,8 +314,8 @@ class Desk:
         return self._upload_of(radiograph, name, dicom=data if radiograph.sop_instance_uid else b"")
 
     def _upload_of(self, radiograph: Radiograph, caption: str, *warnings: str, dicom: bytes = b"") -> Upload:
-        key = self.whole.keep(radiograph, dicom)
-        upload = Upload.of(radiograph, self.finder.card.preprocess, caption, warnings=warnings, key=key)
+        key, threads = self.whole.keep(radiograph, dicom), self.finder.engine.threads
+        upload = Upload.of(radiograph, self.finder.card.preprocess, caption, threads, warnings=warnings, key=key)
         weakref.finalize(upload, self.whole.forget, key)  # when the session ends
         return upload
 

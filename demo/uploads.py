@@ -26,7 +26,7 @@ from PIL import Image
 from cbmir.demo.page.viewer import about_image, whole_image
 from cbmir.errors import ImageError, ImageSizeError, NotAnImageError, UserError
 from cbmir.preprocessing import PreprocessSpec
-from cbmir.runtime.imaging.preprocess import centre_crop, preprocess, resize_square
+from cbmir.runtime.imaging.preprocess import centre_crop, preprocess
 from cbmir.runtime.imaging.radiograph import Radiograph
 
 T = TypeVar("T")
@@ -61,11 +61,10 @@ class Upload:
     name: str = field(default_factory=partial(secrets.token_urlsafe, 16))
 
     @classmethod
-    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "", **more: Any) -> Self:
-        picture = picture_of(radiograph.pixels)
-        square = resize_square(picture, spec)  # the model sees only its centre
-        centre_crop(square, spec)[:] = preprocess(radiograph, spec)
-        about = about_image(radiograph)
+    def of(cls, radiograph: Radiograph, spec: PreprocessSpec, caption: str = "", threads: int = 1, **more: Any) -> Self:
+        square = np.zeros((spec.resize, spec.resize), np.uint8)  # the model sees only its centre
+        centre_crop(square, spec)[:] = preprocess(radiograph, spec, threads=threads)
+        picture, about = picture_of(radiograph.pixels), about_image(radiograph)
         return cls(radiograph.with_pixels(square), picture, about, caption or radiograph.name, **more)
 
 
