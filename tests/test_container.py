@@ -1,4 +1,4 @@
-"""The container file: linted, and given all that the wheel is built of. No container is built here."""
+"""The Dockerfile: linted, and with all files that the wheel is built from. No container is built here."""
 
 from __future__ import annotations
 

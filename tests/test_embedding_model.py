@@ -1,4 +1,4 @@
-"""A model without findings, from its file to every answer: it finds alike images, and classification is absent."""
+"""A model without findings, from its file to all answers: it finds similar images and does not classify."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_neighbours_are_found_and_explained(finder: Finder, tiny_model: Path, ti
     assert (analysis.findings, analysis.finding_vectors, analysis.query_labels) == ((), {}, ())
     assert not analysis.labels_known and wanted.labels_known
     assert WITHOUT_FINDINGS in analysis.warnings and WITHOUT_FINDINGS not in wanted.warnings
-    assert {one.label for one in analysis.agreement} == {"Effusion", "Mass", "Nodule"}  # the neighbours' own
+    assert {one.label for one in analysis.agreement} == {"Effusion", "Mass", "Nodule"}  # labels of the neighbours
     for one in analysis.neighbours:
         assert analysis.evidence_for_neighbour(one.id).sum() == pytest.approx(one.cosine, abs=1e-5)
     assert not any(one.shared for one in analysis.neighbours)
@@ -156,7 +156,7 @@ def test_the_demo(finder: Finder, image: Path, tmp_path: Path) -> None:
     step = desk.open(session, few, [str(upload)])
     assert step.analysis is not None and WITHOUT_FINDINGS in findings_html(finder.card, step.analysis)
     assert step.analysis.findings == () and len(step.neighbours) == 3
-    assert labels_of(step) is None  # nothing is known of the image
+    assert labels_of(step) is None  # the image has no known labels
     (beside,) = desk.beside(desk.compare(session, [step.neighbours[0].id]))
     assert beside.evidence is not None
     assert beside.evidence.sum() == pytest.approx(step.neighbours[0].cosine, abs=1e-3)

@@ -1,4 +1,4 @@
-"""Every stage on phantoms, as a user types it: from no data at all to findings and similar images in Chromium."""
+"""All stages on phantoms, as typed by a user: from no data to findings and similar images in Chromium."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import cbmir
 from cbmir.cli import main
 from cbmir.manifest import read_manifest
 
-#: The proxy model must find similar images so many times better than a random ranking does.
+#: The proxy model must find similar images this many times better than a random ranking.
 BETTER_THAN_RANDOM = 2.5
 
 

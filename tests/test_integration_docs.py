@@ -1,4 +1,4 @@
-"""docs/integration.md and docs/http.md: their blocks run, one after the other, as they stand there."""
+"""docs/integration.md and docs/http.md: their blocks run in order, unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def place(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Path:  # fmt: skip
-    """A folder with the files that the page speaks of, to be in."""
+    """Change to a folder with the files that the page mentions."""
     shutil.copy(tiny_model, tmp_path / "model.onnx")
     shutil.copytree(tiny_gallery, tmp_path / "gallery")
     chest = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
@@ -43,7 +43,7 @@ def place(
 
 @pytest.fixture
 def served(place: Path) -> Iterator[str]:
-    """The URL of `cbmir serve`, as the page starts it, on a free port."""
+    """The URL of `cbmir serve`, started as on the page but on a free port."""
     command = [sys.executable, "-m", "cbmir", "serve", "--model", "model.onnx", "--gallery", "gallery", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
@@ -71,7 +71,7 @@ def test_python_blocks_run(place: Path, served: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
 def test_curl_blocks_run(place: Path, served: str) -> None:
-    """The two cases of the page stand for two of this gallery."""
+    """The page's two case ids are replaced by two of this gallery."""
     with open_gallery("gallery") as gallery:
         ours = [gallery.case_id(image) for image in gallery.ids()[:2]]
     blocks = re.findall(r"^```bash\n(curl .*?)^```", OVER_HTTP.read_text("utf-8"), re.DOTALL | re.MULTILINE)
@@ -89,7 +89,7 @@ def test_curl_blocks_run(place: Path, served: str) -> None:
 
 @pytest.mark.parametrize("command", ["serve", "pacs follow", "pacs node", "data dicom"])
 def test_commands_take_the_options_shown(command: str) -> None:
-    """Every option on the page beside a command is one of it."""
+    """Every option that the page shows with a command must exist."""
     from cbmir.cli import cli
 
     group: Any = cli

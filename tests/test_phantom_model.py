@@ -1,4 +1,4 @@
-"""A model of drawings says so in every answer."""
+"""A model that was trained on drawings says so in every answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gets: the wheel holds the whole tree, and its runtime works where there is no PyTorch."""
+"""The wheel that users get: it contains the whole tree, and its runtime works without PyTorch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PARTS = ("demo", "export", "runtime", "training")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy without the symlinks of src/cbmir, as in a clone on a system that has none."""
+    """The wheel, built from a copy without the symlinks in src/cbmir, as on a system that has no symlinks."""
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in PARTS:
         shutil.copytree(ROOT / name, source / name, ignore=rubbish)
     shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", *PARTS))
-    # Without isolation the build takes the setuptools that is here, and no network.
+    # Without isolation, the build uses the installed setuptools and no network.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--wheel-dir", str(output), str(source)], check=True, capture_output=True)
     (path,) = output.glob("*.whl")
@@ -63,7 +63,7 @@ def test_the_wheel_holds_the_tree(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in facts
 
 
-#: For a fresh environment: a PYTHONPATH would bring in what it must do without.
+#: The environment for new interpreters: PYTHONPATH would add packages that must be absent.
 CLEAN = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
 
 
@@ -89,8 +89,8 @@ def test_a_source_distribution_gives_the_same_wheel(wheel: Path, tmp_path: Path)
 
 
 def link_requirements(site: Path, *extras: str) -> None:
-    """Link what the cbmir in `site` requires with some extras, and all that those require, from this environment: what
-    pip would install, without a package index."""
+    """Link the requirements of the cbmir in `site` with some extras, also indirect ones, from this environment: the
+    packages that pip would install, without a package index."""
     (info,) = site.glob("cbmir-*.dist-info")
     cbmir = PathDistribution(info)
     done: set[str] = set()
@@ -115,7 +115,7 @@ def link_requirements(site: Path, *extras: str) -> None:
 def test_a_query_without_torch(
     wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path
 ) -> None:
-    """The wheel with the `cpu` extra alone, in a fresh environment."""
+    """Use the wheel with only the extra `cpu`, in a new environment."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -144,7 +144,7 @@ def test_a_query_without_torch(
     assert refused.returncode == 2 and 'extra "train"' in refused.stderr
 
 
-#: What an integrator's process does: a file's results, the node with a sender, and the other modules of points 1 to 4.
+#: An integrator's process: results of a file, the node with a sender, and the other modules of points 1 to 4.
 INTEGRATOR = """
 import sys, time
 from pathlib import Path
@@ -191,7 +191,7 @@ assert not {"torch", "pandas", "gradio", "lightning"} & set(sys.modules)
 
 
 def check_integrator(python: Path, folder: Path, model: Path, gallery: Path) -> None:
-    """Points 1 to 4 by an environment's Python: files, results, node, HTTP service, and a folder as a data set."""
+    """Run points 1 to 4 with an environment's Python: files, results, node, HTTP service, and a folder as data set."""
     (folder / "studies").mkdir()
     file = folder / "studies" / "chest.dcm"
     file.write_bytes(make_dicom(PatientID="patient_01", SOPInstanceUID="1.2.826.0.1.3680043.10.1.7"))
@@ -215,7 +215,7 @@ def check_integrator(python: Path, folder: Path, model: Path, gallery: Path) -> 
 
 @contextmanager
 def served(python: Path, folder: Path, *command: object) -> Iterator[str]:
-    """The address at which a command of cbmir answers."""
+    """Run a command of cbmir, and yield its address."""
     with subprocess.Popen(
         [python, "-m", "cbmir", *command, "--port", "0"],
         stdout=subprocess.PIPE,
@@ -233,7 +233,7 @@ def served(python: Path, folder: Path, *command: object) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_all_of_a_pacs_without_torch(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path) -> None:
-    """The wheel with the extras `cpu` and `dicom`, in a fresh environment."""
+    """Use the wheel with the extras `cpu` and `dicom`, in a new environment."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -244,7 +244,7 @@ def test_all_of_a_pacs_without_torch(wheel: Path, tmp_path: Path, tiny_model: Pa
 
 
 def find_python(version: str) -> Path:
-    """An interpreter of this version: this one, pyenv's, or one on the PATH."""
+    """An interpreter of this version: the current one, pyenv's, or one on the PATH."""
     if version == f"{sys.version_info.major}.{sys.version_info.minor}":
         return Path(sys.executable)
     for found in [
@@ -261,7 +261,7 @@ PYTHONS = pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 
 @pytest.fixture
 def environment(version: str, tmp_path: Path) -> Iterator[Path]:
-    """The Python of an empty environment. It is deleted after the test: with PyTorch it takes gigabytes."""
+    """The Python of an empty environment, which is deleted after the test: with PyTorch it takes gigabytes."""
     subprocess.run([find_python(version), "-m", "venv", tmp_path / "venv"], check=True, env=CLEAN)
     yield tmp_path / "venv" / "bin" / "python"
     shutil.rmtree(tmp_path / "venv")
@@ -272,7 +272,7 @@ def environment(version: str, tmp_path: Path) -> Iterator[Path]:
 def test_what_pip_installs(
     wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path, version: str, environment: Path
 ) -> None:
-    """`pip install "cbmir[cpu,dicom]"` from the package index; prints the environment's size."""
+    """Run `pip install "cbmir[cpu,dicom]"` with the package index; prints the environment's size."""
     pip = [environment, "-m", "pip"]
     subprocess.run([*pip, "install", "-q", f"{wheel}[cpu,dicom]"], check=True, env=CLEAN)
     size = sum(path.lstat().st_size for path in (tmp_path / "venv").rglob("*") if path.is_file())
@@ -288,7 +288,7 @@ TRAIN = (
     "train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 1",
 )
 QUERY = "query MODEL GALLERY IMAGE"
-#: An extra -> a module that does its work, and commands of cbmir that need it.
+#: Extra -> a module that it installs, and commands of cbmir that need it.
 EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "cpu": ("cbmir.runtime.engines.ort", (QUERY,)),
     "gpu": ("cbmir.runtime.engines.ort", (QUERY,)),
@@ -308,12 +308,12 @@ EXTRAS: dict[str, tuple[str, tuple[str, ...]]] = {
     "distributed": ("ray", ("index build MODEL MANIFEST -o built --ray auto",)),
 }
 NEED_AN_ENGINE = {"serve", "demo", "milvus", "distributed"}
-#: An extra for NVIDIA GPUs -> the engine that says what this machine lacks.
+#: Extra for NVIDIA GPUs -> the engine that reports what this machine lacks.
 GPU_ENGINE = {"gpu": "onnxruntime-cuda", "tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt"}
 
 
 def install(python: Path, what: str) -> None:
-    """With uv if it is there, which keeps what it fetched for the next environment, else with pip."""
+    """Install with uv if available, which caches downloads for the next environment, else with pip."""
     pip = ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
     done = subprocess.run([*pip, "-q", what], capture_output=True, text=True, env=CLEAN)
     if done.returncode and "pypi.nvidia.com" in done.stderr:
@@ -333,7 +333,7 @@ def test_each_extra_works_alone(
     environment: Path,
     extra: str,
 ) -> None:
-    """`pip install "cbmir[EXTRA]"` from the package index, and the smallest commands that need it."""
+    """Run `pip install "cbmir[EXTRA]"` with the package index, and the smallest commands that need the extra."""
     module, commands = EXTRAS[extra]
     (tmp_path / "studies").mkdir()
     (tmp_path / "studies" / "chest.dcm").write_bytes(make_dicom(PatientID="patient_01"))

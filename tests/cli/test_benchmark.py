@@ -1,4 +1,4 @@
-"""`cbmir benchmark` as it is typed: selections, refusals, and the whole way on a tiny table, here and by Ray."""
+"""`cbmir benchmark` as typed: selections, refusals, and complete runs on a tiny table, locally and on Ray."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_what_cannot_be_run_is_refused(
 
 
 def test_help_names_every_choice() -> None:
-    """The choices are written out, since --help must not import torch."""
+    """The choices are literals, since --help must not import torch."""
     parameters = {parameter.name: parameter for parameter in benchmark.params}
     assert list(parameters["protocol"].type.choices) == list(PROTOCOLS)
     assert list(parameters["sweeps"].type.choices) == list(SWEEPS)
@@ -75,7 +75,7 @@ def test_help_names_every_choice() -> None:
 
 
 def call(report: Path, manifest: Path, *more: object) -> subprocess.CompletedProcess[str]:
-    """`cbmir benchmark table` on one fold of a tiny manifest, two cells at a time."""
+    """Run `cbmir benchmark table` on one fold of a tiny manifest, two cells at a time."""
     table = report.parent / "table.csv"
     write_manifest(with_fold(read_manifest(manifest), "1/3"), table)
     words = ["benchmark", "table", table, "-o", report, "--seeds", 1, *SMALL, "--jobs", 2, *more]
@@ -85,7 +85,7 @@ def call(report: Path, manifest: Path, *more: object) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 def test_from_a_table_to_a_report(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """One cell of three fails and is shown; a second call trains only what is missing; a third only reports."""
+    """One of three cells fails and is shown; a second call only trains the missing ones; a third only reports."""
     report = tmp_path / "report"
     first = call(report, tiny_manifest, "--methods", "bce,proxy,itq", "--code-bits", 5000)
     assert first.returncode == 1, first.stderr

@@ -27,7 +27,7 @@ def _run(*args: str | Path) -> Result:
 
 @pytest.fixture
 def nih(tmp_path: Path) -> Path:
-    """A folder with four images of three patients, and NIH's table of them."""
+    """A folder with four images of three patients, and a table like NIH's."""
     lines = ["Image Index,Finding Labels,Follow-up #,Patient ID,View Position,OriginalImage[Width,Height]"]
     for index, (patient, follow_up) in enumerate([(1, 0), (1, 1), (2, 0), (3, 0)]):
         name = f"0000000{patient}_00{follow_up}.png"
@@ -107,7 +107,7 @@ def test_chexpert(tmp_path: Path) -> None:
     assert read_manifest(manifest).rows[0].labels == (1, *[None] * 7, -1)
 
 
-#: For each data set of `../shared/tables` the images of its rows, and the options that it takes.
+#: Data set of `../shared/tables` -> the image of a row, and options of its command.
 PUBLISHED: dict[str, tuple[Callable[[dict[str, str]], str], tuple[str, ...]]] = {
     "covid": (lambda record: f"images/{record['filename']}", ("--all-views",)),
     "mimic": (
@@ -144,7 +144,7 @@ def test_one_command_from_what_is_published_to_a_manifest_that_is_in_order(
 
 
 def test_the_other_data_sets(shared: Path, tmp_path: Path) -> None:
-    """Those whose tables are made here: their readers' tests have what comes out."""
+    """Data sets whose tables are made here; the tests of their readers check the results."""
     draw_images(tmp_path, [f"nlm/CXR_png/CHNCXR_000{n}_{n % 2}.png" for n in range(4)])
     draw_images(tmp_path, [f"objects/train/{n}.jpg" for n in range(4)])
     (tmp_path / "objects" / "train.csv").write_text("image_name,annotation\n0.jpg,0 1 2 3 4\n1.jpg,\n2.jpg,\n3.jpg,\n")

@@ -1,4 +1,4 @@
-"""`cbmir doctor`: what it finds here, and what it says of machines that lack something."""
+"""`cbmir doctor`: its report here, and on machines that lack something."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(*args: str) -> int:
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The only modules that doctor can import."""
+    """Limit the modules that doctor can import to these."""
     known: dict[str, Any] = {}
 
     def import_module(name: str) -> Any:
@@ -48,7 +48,7 @@ def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]) -> Callable[..., None]:
-    """Pretend other versions, None for absent, and that no optional module can be imported."""
+    """Pretend that other versions are installed (None for missing), and that no optional module can be imported."""
 
     def pretend(**versions: str | None) -> None:
         real = metadata.version
@@ -65,7 +65,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, modules: dict[str, Any]) -> Calla
 
 
 def test_here(capsys: Captured) -> None:
-    """The development environment has all that the extra `dev` brings."""
+    """The development environment has everything in the extra `dev`."""
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert list(report) == [
@@ -133,12 +133,12 @@ def test_not_installed_at_all(monkeypatch: pytest.MonkeyPatch, capsys: Captured)
 
 
 def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
-    """Doctor, `why_not`, and what an engine says of itself agree."""
+    """Doctor, `why_not` and an engine's own health agree."""
     engines = doctor.examine()["engines"]
     for name, engine in engines.items():
         assert engine["why"] == why_not(name)
         assert engine["loads"] == (engine["why"] == "")
-        if name == "tensorrt":  # which runs no .onnx file
+        if name == "tensorrt":  # it does not run .onnx files
             continue
         if engine["loads"]:
             with open_engine(tiny_model, engine=name) as opened:
@@ -237,7 +237,7 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where an update broke off."""
+    """This happens after an interrupted update."""
     empty = SimpleNamespace(import_module=lambda name: SimpleNamespace())
     monkeypatch.setattr(doctor, "importlib", empty)
     report = doctor.examine()

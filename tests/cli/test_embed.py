@@ -1,4 +1,4 @@
-"""`cbmir embed`: what is typed, what is printed, and the exit codes."""
+"""`cbmir embed`: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(*args: object) -> int:
 def test_a_row_per_row_of_the_manifest(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, workers: int
 ) -> None:
-    """NaN where an image cannot be read; the file is for its owner alone."""
+    """Rows of unreadable images are NaN, and only the owner can read the file."""
     folder, output = tmp_path / "images", tmp_path / "e.npy"
     shutil.copytree(tiny_manifest.parent, folder)
     (folder / "image_05.png").write_text("not an image")

@@ -1,4 +1,4 @@
-"""`cbmir export` and `cbmir parity`: what is typed, what is printed, and the exit codes."""
+"""`cbmir export` and `cbmir parity`: arguments, output and exit codes."""
 
 from __future__ import annotations
 

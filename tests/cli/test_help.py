@@ -1,4 +1,4 @@
-"""The help of every command, and that the examples in it can be typed."""
+"""The help of every command, and its examples, which must parse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = [
 
 
 def resolve(words: list[str]) -> tuple[click.Command, list[str]]:
-    """The command that some words call, and the words left for it."""
+    """The command that these words call, and its remaining words."""
     command: click.Command = cli
     while isinstance(command, click.Group) and words:
         name, *words = words
@@ -42,7 +42,7 @@ def leaves(group: click.Group, prefix: str = "") -> list[str]:
 
 
 def examples(command: click.Command) -> list[list[str]]:
-    """The words of each example in a command's epilog, as a shell reads the line, without `cbmir` and `> FILE`."""
+    """The words of each example in a command's epilog, split as by a shell, without `cbmir` and `> FILE`."""
     lines = [line for line in (command.epilog or "").split("\n") if line.startswith("  cbmir ")]
     assert not [line for line in lines if re.search(r"\S {2,}[^ #]", line)], "expected # before the note"
     typed = [shlex.split(line, comments=True)[1:] for line in lines]
@@ -62,10 +62,10 @@ def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert text.startswith(f"Usage: cbmir {name} ")
     assert re.search(rf"^ *Examples?.*:\n +cbmir {name}\b", text, re.MULTILINE)
     assert max(map(len, text.splitlines())) <= 130
-    assert not re.search(r"\w-$", text, re.MULTILINE)  # no word is broken
+    assert not re.search(r"\w-$", text, re.MULTILINE)  # no word is split
 
 
-#: These go on until they are stopped; a benchmark's answer is REPORT/results.json.
+#: These run until they are stopped; a benchmark's answer is REPORT/results.json.
 WITHOUT_JSON = {"demo", "serve", "pacs node", "pacs follow", "benchmark"}
 
 
@@ -82,5 +82,5 @@ def test_examples_can_be_typed(name: str) -> None:
     assert found
     for words in found:
         called, rest = resolve(words)
-        called.make_context(called.name, rest)  # parses, and raises UsageError for what the command does not take
+        called.make_context(called.name, rest)  # parses, and raises UsageError for invalid arguments
         assert not isinstance(called, click.Group)

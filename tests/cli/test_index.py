@@ -1,4 +1,4 @@
-"""`cbmir index`: what is typed, what is printed, and the exit codes."""
+"""`cbmir index`: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_mistakes(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys:
 
 @pytest.fixture
 def gallery(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> Path:
-    """A gallery of its own: the four test images."""
+    """A new gallery of the four test images."""
     assert run("index", "build", tiny_model, tiny_manifest, "-o", tmp_path / "g", "--split", "test") == 0
     capsys.readouterr()
     return tmp_path / "g"
@@ -159,7 +159,7 @@ def test_add(
 
 
 def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Captured) -> None:
-    """By path, and by content after a move; what the manifest does not say stays; what is not there is listed."""
+    """Images match by path, or by content after a move; values without a column stay; missing images are listed."""
     moved = tmp_path / "moved.png"
     moved.write_bytes((tiny_manifest.parent / "image_21.png").read_bytes())
     folder = tiny_manifest.parent
@@ -204,7 +204,7 @@ def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Capt
 def test_update_keeps_what_the_table_has_no_column_for(
     tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Captured
 ) -> None:
-    """A split and a report that the table has a column for, and that are empty there, are emptied."""
+    """If the table has a column for split or report, an empty cell clears the value."""
     image = tiny_manifest.parent / "image_20.png"
     table = tmp_path / "new.csv"
     table.write_text(f"image,patient_id,Mass\n{image},patient_10,-1\n")
@@ -221,7 +221,7 @@ def test_update_keeps_what_the_table_has_no_column_for(
 
 
 def test_the_same_name_is_not_the_same_image(tmp_path: Path, gallery: Path, capsys: Captured) -> None:
-    """Another hospital's image_20 must not give its labels to ours."""
+    """Labels of another hospital's image_20 must not be given to ours."""
     (tmp_path / "image_20.png").write_bytes(b"something else")
     (tmp_path / "t.csv").write_text("image,patient_id,Mass\nimage_20.png,stranger,1\n")
     assert run("index", "update", gallery, tmp_path / "t.csv") == 2
@@ -312,7 +312,7 @@ def test_export_and_merge(tmp_path: Path, tiny_gallery: Path, gallery: Path, cap
 
 def test_shards(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     shards = [tmp_path / f"shard{number}" for number in (1, 2)]
-    for _ in range(2):  # a shard that is there is kept
+    for _ in range(2):  # an existing shard is kept
         for number, shard in enumerate(shards, 1):
             assert run("index", "build", tiny_model, tiny_manifest, "-o", shard, "--shard", f"{number}/2") == 0
             assert capsys.readouterr().out == f"{shard}: 10 images\n"
@@ -331,7 +331,7 @@ def test_shards(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: C
 def test_by_ray(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What --ray asks for; that Ray does it is tested in tests/runtime/gallery/build/test_shards.py."""
+    """Only the options are tested; tests/runtime/gallery/build/test_shards.py runs Ray."""
     asked: list[object] = []
 
     def built(address: str, model: Path, manifest: object, path: str, **how: object) -> IndexReport:
@@ -390,7 +390,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
 def test_a_demo_that_is_made_is_not_made_again(
     tmp_path: Path, tiny_manifest: Path, tiny_model: Path, tiny_run: Path, tiny_export: Path
 ) -> None:
-    """Every file that the Makefile names as a step's target is there after the step."""
+    """Every step of the Makefile must create the file that is its target."""
     data = tmp_path / "demo-data"
     (data / "phantoms").mkdir(parents=True)
     shutil.copyfile(tiny_manifest, data / "phantoms/manifest.csv")

@@ -1,4 +1,4 @@
-"""`cbmir` itself: exit codes, no tracebacks, what -v and -q say."""
+"""`cbmir` itself: exit codes, no tracebacks, and the output with -v and -q."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands have in common: JSON for programs, completion in the shell, lines that fit the terminal."""
+"""Common to all commands: JSON for programs, shell completion, lines that fit the terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def asked(capsys: Captured, *args: object, code: int = 0) -> Any:
-    """What a command prints with --json, and nothing but JSON."""
+    """The JSON that a command prints with --json; it must print nothing else."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main([*map(str, args), "--json"])
@@ -170,13 +170,13 @@ def test_the_five_steps_and_the_exit_codes_are_told(args: list[str], capsys: Cap
 @pytest.mark.skipif(os.name != "posix", reason="a terminal is POSIX's here")
 @pytest.mark.parametrize("args", [["--help"], ["doctor", "--no-such"], ["index", "info", "absent"]])
 def test_no_colour_is_printed(tmp_path: Path, args: list[str]) -> None:
-    """Nothing for NO_COLOR to turn off, on a terminal either."""
+    """Not even on a terminal, so NO_COLOR has nothing to turn off."""
     ours, theirs = os.openpty()
     with os.fdopen(ours, "rb", 0) as terminal:
         subprocess.run([sys.executable, "-m", "cbmir", *args], stdout=theirs, stderr=theirs, cwd=tmp_path, check=False)
         os.close(theirs)
         said = b""
-        with suppress(OSError):  # Linux says so at a terminal's end
+        with suppress(OSError):  # Linux's error at the end of a terminal
             while block := terminal.read(4096):
                 said += block
     assert said and b"\x1b" not in said

@@ -1,4 +1,4 @@
-"""`cbmir pacs analyze`: what is written, what is said, and the exit codes."""
+"""`cbmir pacs analyze`: written files, output and exit codes."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_file_that_may_not_be_read_does_not_end_the_run(
 def test_a_file_that_is_replaced_meanwhile_is_one_image(
     chest: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The report is of what was read, not of what has its name now."""
+    """The report is about the file that was read, not its replacement."""
     real = Finder.analyze
 
     def replaced(self: Finder, *arguments: Any, **options: Any) -> Any:
@@ -116,7 +116,7 @@ def test_a_file_that_is_replaced_meanwhile_is_one_image(
 
 
 def test_a_folder(chest: Path, tiny_model: Path, tmp_path: Path, capsys: Captured) -> None:
-    """Its DICOM files, results of an earlier run apart; files of one name are told apart by their folders."""
+    """Its DICOM files are analysed, except results of an earlier run; equal names are distinguished by folders."""
     folder = chest.parent
     for place in ("a", "b"):
         (folder / place).mkdir()
@@ -129,7 +129,7 @@ def test_a_folder(chest: Path, tiny_model: Path, tmp_path: Path, capsys: Capture
         assert run("pacs", "analyze", folder, *options) == 0
         assert "results of 3 of 3 images" in capsys.readouterr().out
         assert written(folder / "results") == expected
-    assert run("pacs", "analyze", folder, chest, *options) == 0  # once, though given twice
+    assert run("pacs", "analyze", folder, chest, *options) == 0  # given twice, analysed once
     assert "results of 3 of 3 images" in capsys.readouterr().out
 
 

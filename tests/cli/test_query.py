@@ -1,4 +1,4 @@
-"""`cbmir query`: what is typed, what is printed, and the exit codes."""
+"""`cbmir query`: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: P
 
 @pytest.fixture
 def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> Path:
-    """A gallery of all 24 images: the n-th of day n + 1 of January, the last 12 AP, the first 6 of a hospital."""
+    """A gallery of all 24 images: image n is from January n + 1, the last 12 are AP, the first 6 are of a hospital."""
     table = read_manifest(tiny_manifest)
     rows = [
         replace(
@@ -172,7 +172,7 @@ def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Capture
     [
         (["--where", "Effusion and not Mass"], {n for n in range(24) if n % 2 and n % 3 == 0}),
         (["--where", "mass"], {n for n in range(24) if n % 3}),
-        (["--where", "not Nodule"], set()),  # known for none to be absent
+        (["--where", "not Nodule"], set()),  # not known to be absent for any image
         (["--view", "pa"], set(range(12))),
         (["--source", "ST. SÜD"], set(range(6))),
         (["--source", "Süd"], set()),
@@ -419,7 +419,7 @@ def test_help_shows_an_example(capsys: Captured) -> None:
 def test_no_escape_sequence_reaches_the_terminal(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
 ) -> None:
-    """Reports and file names come from elsewhere; what a terminal obeys is not printed."""
+    """Reports and file names are untrusted: terminal commands in them are not printed."""
     shutil.copytree(tiny_gallery, tmp_path / "gallery")
     report = "\x1b]0;title\x07No\teffusion\x9b2J \u202e\u00e4"
     with Gallery.open(tmp_path / "gallery") as gallery:

@@ -1,4 +1,4 @@
-"""`cbmir speed`: what is typed, what is printed, and the exit codes."""
+"""`cbmir speed`: arguments, output and exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run(*args: object) -> int:
 
 @pytest.mark.usefixtures("openvino")
 def test_json(tiny_model: Path, capsys: Captured) -> None:
-    """One file in two engines, beside plain OpenVINO, which is the baseline."""
+    """One file runs in two engines, with plain OpenVINO as the baseline."""
     engines = ("--engine", "onnxruntime,openvino", "--against", "openvino")
     assert run("speed", tiny_model, *engines, "--batch", "3,1,3", "--threads", 1, "--seconds", 0.05, "--json") == 0
     report = json.loads(capsys.readouterr().out)
@@ -53,7 +53,7 @@ def test_json(tiny_model: Path, capsys: Captured) -> None:
         assert (one["ratio"]["median"] == 1) == (one["contender"] == "peer openvino")
     for batch in (report["speeds"][:3], report["speeds"][3:]):
         assert sorted(one["milliseconds"] for one in batch) == [one["milliseconds"] for one in batch]
-    assert all(abs(one["cosine_distance"]) < 1e-2 for one in report["entrants"])  # plain OpenVINO may take bfloat16
+    assert all(abs(one["cosine_distance"]) < 1e-2 for one in report["entrants"])  # plain OpenVINO may use bfloat16
 
 
 @pytest.mark.slow

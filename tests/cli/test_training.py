@@ -1,4 +1,4 @@
-"""`cbmir train` and `cbmir evaluate` as they are typed."""
+"""`cbmir train` and `cbmir evaluate` as typed."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
 def test_distil_a_fitted_teacher_by_the_recipe_fitted(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The student has the teacher's embedding space and head, and no fit of its own."""
+    """The student has the teacher's embedding space and head, without its own fit."""
     small = ("--recipe", "fitted", "--batch-size", 8, "--devices", 1, "--epochs", 1)
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     own = ("--encoder", "timm:test_resnet", "--image-size", 32, "--fold", "1/3", "--projection", 16)

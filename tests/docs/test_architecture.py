@@ -1,4 +1,4 @@
-"""docs/architecture.* shows the code as it is, and the code keeps the rules of the house (CONTRIBUTING.md)."""
+"""docs/architecture.* matches the code, and the code follows the rules in CONTRIBUTING.md."""
 
 from __future__ import annotations
 

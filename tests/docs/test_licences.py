@@ -1,4 +1,4 @@
-"""Every extra's licences fit Apache-2.0, and docs/licences.md names them."""
+"""The licences of every extra are compatible with Apache-2.0, and docs/licences.md lists them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_tools_of_this_repository_are_in_no_other_extra(script: ModuleType) 
 
 
 def test_the_page_names_each_package(script: ModuleType) -> None:
-    """Of this Python and platform: the page may name more."""
+    """These are the packages for this Python and platform; the page may have more."""
     lines = set(script.PAGE.read_text("utf-8").splitlines())
     assert set(script.rows().values()) <= lines, "run: python docs/licences.py"
 

@@ -1,4 +1,4 @@
-"""The notebooks run from the first cell to the last, in a folder with nothing in it."""
+"""The notebooks run from the first cell to the last, in an empty folder."""
 
 from __future__ import annotations
 

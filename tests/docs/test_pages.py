@@ -1,9 +1,8 @@
-"""What the pages show is run: Python as it stands there, commands as far as it takes a moment, all others parsed.
+"""Run the examples of the pages: Python unchanged, and quick commands. Other commands are only parsed.
 
-A page's `python` blocks run one after the other in one namespace, in a folder with the files that `place` makes. A
-`csv` block with a title is written to that file first. A `bash` block can be pasted: notes stand after `#`.
-`<!-- run -->` above it has it run, which takes lines of `cbmir` alone; `<!-- not run: why -->` keeps a `python` block
-from it.
+A page's `python` blocks run in order in one namespace, in a folder with the files that `place` makes. A `csv` block
+with a title is written to that file first. A `bash` block can be pasted: notes come after `#`. A `bash` block below
+`<!-- run -->` is run, and may only have lines of `cbmir`; a `python` block below `<!-- not run: why -->` is not run.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from cbmir.training.losses import LOSSES
 from dicom_files import make_dicom
 
 ROOT = Path(__file__).resolve().parents[2]
-#: Reports are written by `cbmir benchmark`.
+#: Without reports, which `cbmir benchmark` writes.
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
@@ -48,14 +47,14 @@ _BLOCK = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 
-#: A line that is typed at a prompt, and words that follow it at a distance without `#`.
+#: A line that is typed at a prompt, and a note after it without `#`.
 _COMMAND = re.compile(r"^(?:cbmir|python|pip|make|git|curl) ", re.MULTILINE)
 _NOTE = re.compile(r"\S {2,}[^ #\\]")
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: `line` is that of its first line of text, `note` the comment above it."""
+    """A fenced block: `line` is the number of its first line of text, `note` the comment above it."""
 
     language: str
     title: str
@@ -95,7 +94,7 @@ def place(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, tiny_run: Path,
     make_xray: Callable[..., NDArray[Any]], monkeypatch: pytest.MonkeyPatch,
 ) -> Path:  # fmt: skip
-    """A folder with the files that the pages speak of, to be in."""
+    """Change to a folder with the files that the pages mention."""
     (tmp_path / "models").mkdir()
     shutil.copy(tiny_model, tmp_path / "model.onnx")
     shutil.copy(tiny_model, tmp_path / "models" / "model.onnx")
@@ -127,9 +126,9 @@ def place(
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != WITH_A_SERVICE and _runs(page)])
 def test_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("page")  # by which a block's classes and functions can be found again
+    module = ModuleType("page")  # so that a block's classes and functions can be looked up
     monkeypatch.setitem(sys.modules, "page", module)
-    monkeypatch.setitem(LOSSES, "focal", None)  # docs/extend.md adds it: not for the tests that follow
+    monkeypatch.setitem(LOSSES, "focal", None)  # docs/extend.md adds it: remove it for later tests
     module.__dict__["data"] = (place / "chest.dcm").read_bytes()
     if any("-o gallery" in block.text for block in blocks_of(page) if block.note == "run"):
         shutil.rmtree("gallery")  # the page builds it
@@ -139,7 +138,7 @@ def test_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> 
         elif block.language == "bash" and block.note == "run":
             run(block)
         elif block.language == "python" and not block.note:
-            code = "\n" * (block.line - 1) + block.text  # so that an error names the page's own line
+            code = "\n" * (block.line - 1) + block.text  # so that errors have the page's line numbers
             exec(compile(code, str(ROOT / page), "exec"), module.__dict__)
 
 
@@ -162,7 +161,7 @@ def test_commands_can_be_given(page: str) -> None:
 
 
 def parse(words: list[str]) -> None:
-    """Read a command line and run nothing. Raises click.ClickException for what the command does not take."""
+    """Parse a command line without running it. Raises click.ClickException for invalid arguments."""
     command: click.Command = cli
     context = click.Context(cli, info_name="cbmir")
     while isinstance(command, click.Group):
@@ -197,7 +196,7 @@ def test_a_slip_in_a_command_is_found(line: str, said: str) -> None:
 
 @pytest.mark.parametrize("page", ["docs/quickstart.md"])
 def test_what_is_done_by_hand_is_what_make_demo_does(page: str) -> None:
-    # In a folder that is not there, so that each step is still to be done.
+    # With a folder that does not exist, so that all steps are still to do.
     command = ["make", "-n", "demo", "DATA=no-data", "OPEN="]
     make = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = make.stdout.replace("no-data", "demo-data").splitlines()

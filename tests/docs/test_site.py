@@ -1,4 +1,4 @@
-"""The site builds without a warning and without the network, and its pages ask nothing of other machines."""
+"""The site builds without warnings and without network, and its pages load nothing from other machines."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("mkdocs")
 ROOT = Path(__file__).resolve().parents[2]
-#: What a browser fetches by itself, rather than follows when asked to.
+#: URLs that a browser fetches by itself, unlike links.
 _FETCHED = re.compile(r'<(?:script|img|iframe|source)\b[^>]*\bsrc="(https?:[^"]*)"|<link\b[^>]*\bhref="(https?:[^"]*)"')
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built with every way to the network leading nowhere."""
+    """The site, built with all network access blocked."""
     folder = tmp_path_factory.mktemp("docs") / "site"
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))

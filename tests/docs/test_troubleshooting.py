@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: what it quotes still stands in the source."""
+"""docs/troubleshooting.md: the messages that it quotes are in the source."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ QUOTED = [
     for line in PAGE.read_text("utf-8").splitlines()
     if line.startswith("| `")
     for quote in re.findall(r"`([^`]+)`", line.split(" | ")[0])
-    if "(0018" not in quote  # a tag's name is put before its message
+    if "(0018" not in quote  # the tag is added in front of its message
 ]
 
 
 @cache
 def texts() -> list[str]:
-    """Every text of the source with `…` for what is put into it, and the Makefile."""
+    """All string literals of the source, with `…` for inserted values, and the Makefile."""
     found = [(ROOT / "Makefile").read_text("utf-8")]
     for folder in ("src/cbmir", "runtime", "training", "export", "demo"):
         for file in (ROOT / folder).rglob("*.py"):

@@ -1,7 +1,7 @@
-"""Plain English in what users read: phrases to avoid, each with what to write instead.
+"""Plain English for users: phrases to avoid, each with an alternative.
 
-Pages are checked without quoted code, blocks and what a script wrote between marks; source files by their string
-literals and docstrings. Add a phrase when a reader stumbles over it.
+Pages are checked without inline code, code blocks and generated parts between marks; in source files, string literals
+and docstrings are checked. Add a phrase when a reader stumbles over it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CHANGELOG = "CHANGELOG.md"
-#: Phrase (in any case) and what to write instead.
+#: Phrase (in any case) -> alternatives.
 BANNED = {
     r"\ban own\b": "your own …, its own …",
     r"\bof (?:one's|his|your) own(?= *(?:[.,;:)|]|$|and\b|which\b|that\b))": "your own …",
@@ -43,7 +43,7 @@ BANNED = {
     r"\b(?:what|that) is no\b(?! (?:longer|more)\b)": "files that are not …",
     r"\bgives? back\b": "returns; releases",
 }
-#: No sentence has a clause as its subject.
+#: No sentence begins with a clause as its subject.
 _SENTENCE = re.compile(r"(?:^|[.:!?] |\| |- (?:\*\*)?|\*\*)(Who|Whoever|Whatever|What it is)\b", re.MULTILINE)
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
@@ -57,7 +57,7 @@ SOURCES = sorted(
     for folder in ("src", "runtime", "training", "export", "demo", "benchmarks")
     for path in (ROOT / folder).rglob("*.py")
 )
-#: Read as text, comments and code alike.
+#: Files that are checked as text, including code and comments.
 OTHERS = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (
@@ -66,12 +66,12 @@ OTHERS = sorted(
           if path.suffix in (".j2", ".js", ".css", ".html")),
     )
 )  # fmt: skip
-#: What is fine in code: `None`, and a definition of a table, which must not change.
+#: Allowed in code: `None`, and table definitions, which must not change.
 _CODE = re.compile(r"CREATE TABLE.*|``[^`]*``|`[^`]*`|\bNone\b", re.DOTALL)
 
 
 def prose(page: str) -> str:
-    """A page without code, links' targets and generated parts; of the changelog what is not released yet."""
+    """A page without code, link targets and generated parts; of the changelog only the unreleased part."""
     text = (ROOT / page).read_text("utf-8")
     if page == CHANGELOG:
         text = "\n## ".join(
@@ -84,7 +84,7 @@ def prose(page: str) -> str:
 
 
 def slips(text: str) -> list[str]:
-    """Each banned phrase with the words around it and what to write instead."""
+    """Each banned phrase in the text, with the words around it and alternatives."""
     flat = re.sub(r"(?<!\n)\n(?![\n|#*-])[ \t]*", " ", text)
     found = [
         f"…{flat[max(hit.start() - 40, 0) : hit.end() + 20]}… ({hit[0]!r}: {instead})".replace("\n", " ")
@@ -97,7 +97,7 @@ def slips(text: str) -> list[str]:
 
 
 def texts(source: str) -> Iterator[tuple[int, str]]:
-    """Line and words of each string literal and docstring; what a message fills in becomes CODE."""
+    """Line and text of each string literal and docstring; inserted values become CODE."""
     tree = ast.parse(source)
     inner: set[ast.AST] = set()
     for node in ast.walk(tree):
@@ -134,7 +134,7 @@ def test_pages_are_in_plain_english(page: str) -> None:
 
 @pytest.mark.parametrize("file", [*PAGES, *SOURCES])
 def test_an_extra_is_installed_from_a_clone(file: str) -> None:
-    """There is no release on PyPI: messages name the extra by `cbmir.errors.installing`."""
+    """There is no release on PyPI, so messages must use `cbmir.errors.installing`."""
     assert "pip install cbmir" not in (ROOT / file).read_text("utf-8").replace('"', "")
 
 

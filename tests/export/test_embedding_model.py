@@ -1,4 +1,4 @@
-"""`cbmir export --encoder`: from an encoder's own weights to neighbours, without training."""
+"""`cbmir export --encoder`: from published weights to neighbours, without training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cbmir.runtime import Finder, build_gallery, open_engine
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.training.encoders import GreyRange
 
-#: Limits that random weights on 24 images can hold: what is tested is that they are looked at.
+#: Limits that random weights can meet on 24 images; the test is that they are checked.
 LOOSE = ("ndcg=0.2", "overlap=0.5", "cross=0.5")
 
 
 @pytest.fixture(scope="module")
 def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """timm's smallest ViT, in 32 pixels: a class token and four patches of 64 dimensions."""
+    """timm's smallest ViT for 32 pixels: a class token and four patches with 64 dimensions."""
     file = tmp_path_factory.mktemp("weights") / "vit.pt"
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_the_file_and_its_card(exported: Path, vit: Path) -> None:
 
 
 def test_a_gallery_is_searched_by_patch_tokens(exported: Path, vit: Path, tiny_manifest: Path, tmp_path: Path) -> None:
-    """The embedding is the mean of timm's own patch tokens, and a neighbour's cells sum to its cosine."""
+    """The embedding is the mean of timm's patch tokens, and the cells for a neighbour sum to its cosine."""
     model = timm.create_model("test_vit", img_size=32, num_classes=0, global_pool="")
     model.load_state_dict(torch.load(vit, weights_only=True), strict=False)
     with open_engine(exported / "model.onnx", threads=1) as engine:
@@ -97,7 +97,7 @@ def test_a_gallery_is_searched_by_patch_tokens(exported: Path, vit: Path, tiny_m
 
 @pytest.mark.slow
 def test_torchxrayvisions_network_in_every_precision(tiny_manifest: Path, tmp_path: Path) -> None:
-    """A small stand-in for its DenseNet: one channel in [-1024, 1024], convolutions and batch norms."""
+    """A small model stands in for its DenseNet: one channel in [-1024, 1024], convolutions and batch norms."""
     torch.save(timm.create_model("test_resnet", in_chans=1).state_dict(), tmp_path / "w.pt")
     options = ExportOptions(
         int8=True, images=tiny_manifest, tolerances=("ndcg=0.5", "overlap=0.1", "cross=0.1"), calibration_images=8
@@ -117,7 +117,7 @@ def test_torchxrayvisions_network_in_every_precision(tiny_manifest: Path, tmp_pa
 def test_openvino_quantises_a_transformer(vit: Path, tiny_manifest: Path, tmp_path: Path, openvino: Any) -> None:
     options = ExportOptions(openvino=("int8",), images=tiny_manifest, tolerances=("ndcg=0.5", "overlap=0.1"))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NNCF's own
+        warnings.simplefilter("ignore")  # from NNCF
         files = export_encoder("timm:test_vit", str(vit), tmp_path, options, image_size=32)
     with open_engine(files[0], threads=1) as exact, open_engine(files[1], threads=1) as int8:
         batch = np.random.default_rng(0).integers(0, 256, (2, 1, 32, 32), np.uint8)

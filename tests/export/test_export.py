@@ -1,4 +1,4 @@
-"""The job: what is written, what is not, and on which images files are compared."""
+"""Exports: written and refused files, and the images of the comparison."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
 def test_the_intensity_policy_goes_along(
     make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
 ) -> None:
-    """Into the file's card, and into the comparison's reading of the images."""
+    """It is in the file's card, and applies to the images of the comparison."""
     run = make_tiny_run(tmp_path / "run", tiny_manifest, fold="1/2", intensity="percentile")
     export_run(run, tmp_path / "model.onnx")
     with open_engine(tmp_path / "model.onnx", threads=1) as engine:
@@ -90,7 +90,7 @@ def test_an_export_into_the_same_folder_meanwhile(
 def test_files_of_another_model_that_stay_are_named(
     tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A student shares its teacher's fingerprint, but not its weights. A file of another stem is no concern."""
+    """A student shares its teacher's fingerprint, but not its weights. Files with another stem do not matter."""
     fingerprint = RunFolder(tiny_run).read_card().fingerprint
     whose = {"model.a.onnx": "student", "model.b.onnx": fingerprint, "other.onnx": "student"}
     for name in whose:
@@ -123,7 +123,7 @@ def test_beyond_tolerance_nothing_is_left(
 
 def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., Path], tmp_path: Path,
                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """Not the limits but the graph is at fault here: another model's weights."""
+    """The graph is wrong, with another model's weights, not the limits."""
     other = make_tiny_model(tmp_path / "other.onnx", embedding_dim=512).read_bytes()
     monkeypatch.setattr(export, "to_onnx", lambda *_: other)
     with pytest.raises(ParityError, match="answers differently from PyTorch"):
@@ -181,7 +181,7 @@ def test_unfinished_and_no_run(tiny_run: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def moved(tiny_manifest: Path, tmp_path: Path) -> Path:
-    """The tiny manifest with its images, elsewhere."""
+    """A copy of the tiny manifest and its images in another folder."""
     shutil.copytree(tiny_manifest.parent, tmp_path / "moved", ignore=shutil.ignore_patterns(".*"))
     return tmp_path / "moved" / "manifest.csv"
 
@@ -244,7 +244,7 @@ def test_which_images(tiny_run: Path, tiny_manifest: Path, monkeypatch: pytest.M
     chosen, queries = choose(with_fold(read_manifest(tiny_manifest), "1/2"))
     assert len(chosen) == 24 and {row.split for row in chosen.rows[:queries]} == {"val", "test"}
     assert {row.split for row in chosen.rows[queries:]} == {"train"}
-    # The manifest's own splits: four test images, every second of them taken.
+    # By the manifest's splits there are four test images, of which every second is used.
     table = read_manifest(tiny_manifest)
     monkeypatch.setattr(compare, "QUERIES", 2)
     monkeypatch.setattr(compare, "GALLERY", 10)
@@ -263,7 +263,7 @@ def test_output_names(tmp_path: Path) -> None:
     assert output_file(tmp_path / "new" / "folder") == tmp_path / "new" / "folder" / "model.onnx"
     assert output_file(tmp_path) == tmp_path / "model.onnx"
     assert output_file(f"{tmp_path}/model.pt/") == tmp_path / "model.pt" / "model.onnx"
-    assert output_file(tmp_path / "model.pt") == tmp_path / "model.pt" / "model.onnx"  # it is a folder by now
+    assert output_file(tmp_path / "model.pt") == tmp_path / "model.pt" / "model.onnx"  # the folder exists now
     for name in ("other.pt", "model.onx", "run.v2"):
         with pytest.raises(UserError, match=rf"expected a file that ends in \.onnx, .*write .*/{name}/"):
             output_file(tmp_path / name)
@@ -375,7 +375,7 @@ def test_every_kind_of_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.
 def test_int8_is_tried_with_more_and_more_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit that nothing can hold: every step is tried, and no int8 file is left of them."""
+    """No file can meet this limit: every step is tried, and no int8 file is left."""
     monkeypatch.setattr(export, "KEPT", (0, 3))
     monkeypatch.setitem(export.LIMITS, "int8", ParityLimits(overlap=2))
     with caplog.at_level("INFO", "cbmir"), pytest.raises(ParityError, match=r"neighbours at least 2, .*without int8"):

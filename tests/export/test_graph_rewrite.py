@@ -1,4 +1,4 @@
-"""Rewriting a graph leaves its answers alone."""
+"""Rewriting a graph does not change its answers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from cbmir.export.graph_rewrite import bound_channels, graph_bytes, read_graph
 
 C = 6
-#: BN y = gamma (x - mean) / sqrt(variance + 1e-5) + beta: rising, falling, and flat channels above and below zero.
+#: BN y = gamma (x - mean) / sqrt(variance + 1e-5) + beta: rising and falling channels, flat ones above and below zero.
 GAMMA = np.array([1.5, -0.7, 0, 0, 1e-3, -2], np.float32)
 BETA = np.array([0.3, 0.2, 0.4, -0.4, -0.5, 1], np.float32)
 

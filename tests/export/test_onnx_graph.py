@@ -1,4 +1,4 @@
-"""The ONNX graph: the file contract of the runtime, every kind of head, any batch size."""
+"""The ONNX graph: inputs and outputs that the runtime expects, every kind of head, any batch size."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def batch(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     ],
 )
 def test_heads(head: ProxyHead | LinearHead, tmp_path: Path) -> None:
-    """(`tiny_run` has the proxy head with its negative class.)"""
+    """The proxy head with a negative class is tested with `tiny_run`."""
     model = RetrievalModel(small_encoder(), head).eval()
     path = tmp_path / "model.onnx"
     path.write_bytes(to_onnx(model, card_for(head)))
@@ -93,7 +93,7 @@ def test_a_projection_of_two_stages(two_stage_model: RetrievalModel, tmp_path: P
 
 
 def test_scores_by_hand(tiny_export: Path) -> None:
-    """score_j = max_i exp(-(2 - 2 cos) / 2 sigma^2) from the head in the metadata, the negative class left out."""
+    """score_j = max_i exp(-(2 - 2 cos) / 2 sigma^2), computed from the head in the metadata without negative class."""
     with OnnxEngine(tiny_export / "model.onnx", threads=1) as engine:
         answer = engine.run(batch(5))
         card, head = engine.card, engine.head
@@ -107,7 +107,7 @@ def test_file_contract(name: str, tiny_export: Path) -> None:
     model = onnx.load(tiny_export / name)
     onnx.checker.check_model(model, full_check=True)
     graph = model.graph
-    # TensorRT's parser takes no operator but Cast on an uint8 input.
+    # TensorRT's parser only allows Cast on a uint8 input.
     assert graph.node[0].op_type == "Cast" and graph.node[0].input[0] == "image"
     assert [node.op_type for node in graph.node if "image" in node.input] == ["Cast"]
     assert [(entry.domain, entry.version) for entry in model.opset_import] == [("", 18)]
@@ -118,7 +118,7 @@ def test_file_contract(name: str, tiny_export: Path) -> None:
         assert value.type.tensor_type.shape.dim[0].dim_param == "N"
     assert all(output.type.tensor_type.elem_type == TensorProto.FLOAT for output in graph.output)
     assert {entry.key for entry in model.metadata_props} == {"cbmir.card", "cbmir.head"}
-    # The exporter notes a stack trace on each node; the file must not tell where it was made.
+    # The exporter stores a stack trace with each node; the file must not contain local paths.
     assert b".py" not in (tiny_export / name).read_bytes()
     assert not list(tiny_export.glob("*.data"))
 
@@ -151,7 +151,7 @@ def test_fp16_leaves_the_model_alone_and_overflow_is_seen(tmp_path: Path) -> Non
 
 
 def sensitive_encoder(*, traceable: bool) -> nn.Module:
-    """BatchNorm takes a large mean off a small variance: rounded before that, little of the signal is left."""
+    """BatchNorm subtracts a large mean and divides by a small deviation: earlier rounding loses most of the signal."""
 
     class Encoder(nn.Module):
         def __init__(self) -> None:
@@ -182,7 +182,7 @@ def test_fp16_folds_batch_norm_before_it_rounds(traceable: bool, tmp_path: Path)
         expected = model(torch.from_numpy(batch(8)))[2].numpy()
     assert found is not None
     error = np.abs(found - expected).max() / expected.max()
-    assert error < 2e-3  # 5e-3 and more where the rounded values are folded
+    assert error < 2e-3  # at least 5e-3 if rounded values are folded
 
 
 def test_an_encoder_that_cannot_be_exported() -> None:
@@ -193,7 +193,7 @@ def test_an_encoder_that_cannot_be_exported() -> None:
 
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             out: torch.Tensor = self.conv(image)
-            return out if out.sum() > 0 else -out  # depends on values, so there is no one graph
+            return out if out.sum() > 0 else -out  # depends on values, so it is not one graph
 
     head = LinearHead(DIM, 3)
     with pytest.raises(EncoderError, match=r"small.*cannot translate it to ONNX"):
@@ -223,7 +223,7 @@ def test_densenet121(precision: Any, tmp_path: Path) -> None:
 
 
 def random_norms(encoder: nn.Module) -> nn.Module:
-    """Statistics as after training, some variances small."""
+    """Give BatchNorms statistics as after training, with some small variances."""
     generator = torch.Generator().manual_seed(0)
     for norm in encoder.modules():
         if isinstance(norm, nn.BatchNorm2d):

@@ -1,4 +1,4 @@
-"""OpenVINO files: what computes in which precision, int8 that names its own space, and the layers that int8 hurts."""
+"""OpenVINO files: precision of layers, the embedding space of int8 files, and layers that are sensitive to int8."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ needs_bf16 = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def images(make_xray: Callable[..., NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """uint8 [16, 1, 32, 32]."""
+    """Images uint8 [16, 1, 32, 32]."""
     return np.stack([make_xray(seed, 32)[None] for seed in range(16)])
 
 
 @pytest.fixture(scope="module")
 def resnet(tiny_export: Path) -> bytes:
-    """The float32 file of an untrained ResNet18 at 32x32 with proxies."""
+    """The bytes of a float32 file: an untrained ResNet18 at 32x32 with proxies."""
     return (tiny_export / "model.onnx").read_bytes()
 
 
@@ -46,7 +46,7 @@ def int8_file(tmp_path_factory: pytest.TempPathFactory, resnet: bytes, images: N
 
 
 def precisions(path: Path, hint: str) -> tuple[dict[str, str], dict[str, str]]:
-    """What each layer really computes in, by OpenVINO's account: the encoder's convolutions, and all of the head."""
+    """The actual precision of each layer, reported by OpenVINO: the encoder's convolutions, and all of the head."""
     graph = ov.Core().read_model(path)
     compiled = ov.Core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint}).get_runtime_model()
     facts = {
@@ -64,7 +64,7 @@ def precisions(path: Path, hint: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def scores_by_hand(embedding: NDArray[np.float32], head: NDArray[np.float32], sigma: float) -> NDArray[np.float64]:
-    """score_j = max_i exp(-|v - p_ij|^2 / 2 sigma^2) of three classes of two proxies (method, "Scores")."""
+    """score_j = max_i exp(-|v - p_ij|^2 / 2 sigma^2) for three classes with two proxies (METHOD, "Scores")."""
     proxies = head[:6].astype(np.float64).reshape(3, 2, -1)
     squares = ((embedding[:, None, None].astype(np.float64) - proxies) ** 2).sum(axis=3)
     return np.asarray(np.exp(-squares / (2 * sigma**2)).max(axis=2))
@@ -90,7 +90,7 @@ def test_bfloat16_is_for_the_encoder_and_float32_for_the_head(
 
 @needs_bf16
 def test_without_the_rewriting_the_head_would_be_bfloat16(tmp_path: Path, resnet: bytes) -> None:
-    """What the file is for: if OpenVINO changes its rule, the rewriting can go."""
+    """This shows why the head is rewritten: if OpenVINO changes its rule, that is no longer needed."""
     (tmp_path / "model.onnx").write_bytes(resnet)
     _, head = precisions(tmp_path / "model.onnx", "bf16")
     assert "FullyConnected bf16" in head.values()
@@ -143,8 +143,8 @@ def test_layers_to_keep_stay_in_float(tmp_path: Path, resnet: bytes, images: NDA
 def test_the_layer_that_int8_hurts_most_is_named_first(
     tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8]
 ) -> None:
-    """A second convolution whose first input is a hundred times as large as the others, and does not count: their steps
-    of int8 become a hundred times as coarse."""
+    """The second convolution's first input is a hundred times as large as the others, with weight 0, so the int8 steps
+    of the others are a hundred times as coarse."""
     model = onnx.load(make_tiny_model(tmp_path / "model.onnx"))
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     kernel = numpy_helper.to_array(tensors["kernel"]).copy()

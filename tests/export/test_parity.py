@@ -1,4 +1,4 @@
-"""The comparison itself, on answers made by hand."""
+"""The comparison, with made-up answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reference() -> Outputs:
 
 
 def cases(queries: int, images: int = 40, patients: list[str] | None = None) -> Cases:
-    """Labels in turn 10, 01, 00, 11; each image a patient."""
+    """Cases with labels 10, 01, 00, 11 in turn, and one patient per image."""
     labels = np.array([(1, 0), (0, 1), (0, 0), (1, 1)] * images, np.float32)[:images]
     return Cases(queries, labels, patients or [f"p{n}" for n in range(images)], (0.5, float("nan")))
 
@@ -53,7 +53,7 @@ def test_a_turned_embedding(reference: Outputs) -> None:
 
 
 def test_finer_than_a_cosine_in_float32(reference: Outputs) -> None:
-    """1 - cos = 2e-8 is lost in float32, where 1 - 6e-8 is the number next to 1."""
+    """1 - cos = 2e-8 is lost in float32, where the next number below 1 is 1 - 6e-8."""
     angles = np.arange(40) * 0.1 + 2e-4
     parity = measure_parity(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
     assert 1 - parity.cosine_min == pytest.approx(2e-8, rel=0.01)
@@ -70,9 +70,9 @@ def test_scores(reference: Outputs) -> None:
 
 
 def test_overlap(reference: Outputs) -> None:
-    """Query 0 has 1..10 as its neighbours. When image 10 goes far away it has 1..9 and 11; no other query is asked.
+    """Query 0 has neighbours 1..10. If image 10 moves away, it has 1..9 and 11. There are no other queries.
 
-    It finds what it found in the gallery as it was, since only a gallery image has moved.
+    In the old gallery it still finds the same, since only a gallery image has moved.
     """
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
@@ -83,7 +83,7 @@ def test_overlap(reference: Outputs) -> None:
 
 
 def test_a_turned_space_does_not_share_a_gallery() -> None:
-    """A rotation of all embeddings keeps all of its own neighbours, and finds others in the source's gallery."""
+    """Rotating all embeddings keeps all neighbours in the file's own gallery, but finds others in the source's."""
     rng = np.random.default_rng(0)
     embedding = rng.normal(size=(100, 8)).astype(np.float32)
     embedding /= np.linalg.norm(embedding, axis=1, keepdims=True)
@@ -99,7 +99,7 @@ def test_a_turned_space_does_not_share_a_gallery() -> None:
 
 
 def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
-    """Images 0 and 10 are of one patient: query 0 has 1..9 and 11 whether 10 is near or not."""
+    """Images 0 and 10 are of one patient: query 0 has neighbours 1..9 and 11, whether 10 is near or not."""
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
     patients = [f"p{n % 10 if n == 10 else n}" for n in range(40)]
@@ -117,8 +117,8 @@ def test_ndcg_leaves_the_own_patient_out() -> None:
 
 
 def test_intervals_are_over_patients() -> None:
-    """Four queries, of which the first loses three neighbours and the second none: of one patient, there is nothing to
-    draw from."""
+    """Of four queries the first loses three neighbours, and the second none. If they are of one patient, resampling
+    cannot change the mean."""
     angles = np.concatenate([np.arange(4), np.linspace(0.05, 3.05, 36)])
     before = unit(angles)
     angles[4:7] += 3
@@ -130,9 +130,9 @@ def test_intervals_are_over_patients() -> None:
 
 
 def test_ndcg_by_hand() -> None:
-    """One query with one label and two others: the image that shares it comes second in place of first.
+    """There is one query with one label, and two other images. The one that shares the label comes second, not first.
 
-    DCG is 1 / log2(3) of the ideal 1 / log2(2): the difference is 1 / log2(3) - 1.
+    DCG is 1 / log2(3), the ideal is 1 / log2(2), so the difference is 1 / log2(3) - 1.
     """
     before, after = unit(np.array([0, 0.1, 0.2])), unit(np.array([0, 0.2, 0.1]))
     scores = np.zeros((3, 1), np.float32)
@@ -144,7 +144,7 @@ def test_ndcg_by_hand() -> None:
 
 
 def test_auc_by_hand() -> None:
-    """Two positives over two negatives: AUC 1. One positive falls below one negative: 3 of 4 pairs stay right."""
+    """Two positives above two negatives have AUC 1. With one positive below one negative, 3 of 4 pairs are right."""
     embedding = unit(np.arange(4) * 0.1)
     known = Cases(4, np.array([[1], [1], [0], [0]], np.float32), list("abcd"), (0.5,))
     right, wrong = (np.array([column], np.float32).T for column in ([0.9, 0.8, 0.2, 0.1], [0.9, 0.15, 0.2, 0.1]))
@@ -164,7 +164,7 @@ def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
 
 
 def test_few_images() -> None:
-    """Fewer than ten others: all of them are neighbours, the query itself never."""
+    """With fewer than ten other images, all of them are neighbours, but never the query itself."""
     outputs = Outputs(unit(np.arange(4) * 0.1), np.zeros((4, 2), np.float32))
     assert measure_parity(outputs, outputs, cases(4, 4), STRICT).overlap.value == 1.0
 

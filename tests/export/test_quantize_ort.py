@@ -1,4 +1,4 @@
-"""int8 for ONNX Runtime: what is quantised and what is not, how far it moves the answers, and what is refused."""
+"""int8 for ONNX Runtime: quantised and float parts, changes of the answers, and refusals."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def images(make_xray: Any) -> Images:
 
 
 class Builder:
-    """Layers in place of the encoder of the tiny model, whose card and head stay; weights are random but seeded."""
+    """A builder of layers that replace the tiny model's encoder; card and head stay. Weights are random but seeded."""
 
     def __init__(self, tiny_model: Path) -> None:
         self.rng = np.random.default_rng(1)
@@ -71,7 +71,7 @@ class Builder:
 
 @pytest.fixture(scope="module")
 def dense(tiny_model: Path) -> bytes:
-    """A DenseNet of two layers: a stem of 4 channels, and 2 more a layer. Channels differ in range by up to 100."""
+    """A DenseNet of two layers: a stem of 4 channels, plus 2 per layer. Channel ranges differ by up to 100 times."""
     b = Builder(tiny_model)
     stem = b.add("Relu", [b.norm(b.conv("centred", "stem", (4, 1, 3, 3), strides=[2, 2], pads=[1] * 4), "n0", 4)], "r0")
     features = [b.add("MaxPool", [stem], "pool", kernel_shape=[2, 2], strides=[2, 2])]
@@ -89,7 +89,7 @@ def dense(tiny_model: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def mobile(tiny_model: Path) -> bytes:
-    """What light encoders are made of: depthwise 3x3, clipping, hard swish, squeeze and excitation, a residual sum."""
+    """The parts of light encoders: depthwise 3x3, clip, hard swish, squeeze-and-excitation, a residual sum."""
     b = Builder(tiny_model)
     b.constant("zero", 0), b.constant("six", 6)
     b.model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3]), "sides"))
@@ -127,7 +127,7 @@ def of_kind(model: ir.Model, kind: str) -> list[ir.Node]:
 
 
 def scale_of(value: ir.Value | None) -> tuple[float, ...]:
-    """Scale and zero point that a tensor of a QDQ file is dequantised with."""
+    """Scale and zero point with which a QDQ file dequantises a tensor."""
     assert value is not None
     node = value.producer()
     assert node is not None and node.op_type == "DequantizeLinear"
@@ -136,7 +136,7 @@ def scale_of(value: ir.Value | None) -> tuple[float, ...]:
 
 @pytest.mark.usefixtures("exact_int8")
 def test_the_error_of_one_convolution_is_within_its_bound(tiny_model: Path, images: Images) -> None:
-    """Half a step of the input for each weight, half a step of a weight for each input, half a step of the output."""
+    """The bound is half an input step per weight, half a weight step per input, and half an output step."""
     model = tiny_model.read_bytes()
     quantised = to_int8(model, images)
     (exact,), (found,) = (answers(which, images, "feature_map") for which in (model, quantised))
@@ -146,11 +146,11 @@ def test_the_error_of_one_convolution_is_within_its_bound(tiny_model: Path, imag
     step_weight = weight.max(axis=1) / 127
     step_out = exact.max() / 255
     bound = (weight + step_weight[:, None] / 2).sum(axis=1) * step_in / 2 + 25 * step_weight / 2 + step_out / 2
-    # The bias that is added is a whole number of steps of the product, the zero point a whole number of the input's.
+    # The bias is a multiple of the product's step, and the zero point of the input's step.
     bound += step_in * step_weight + weight.sum(axis=1) * step_in / 2
     errors = np.abs(found - exact).max(axis=(0, 2, 3))
     assert (errors <= bound).all()
-    assert errors.max() > step_out / 4  # it is really quantised
+    assert errors.max() > step_out / 4  # it really is quantised
 
 
 def test_batch_norm_becomes_depthwise_with_the_same_answers(dense: bytes, images: Images) -> None:
@@ -172,7 +172,7 @@ def test_equalised_channels_fill_one_range_with_the_same_answers(dense: bytes, i
     low, high = channel_ranges(graph, [joined], images)[joined]
     spread = before[1] - before[0]
     assert spread.max() / spread.min() > 50
-    np.testing.assert_allclose(low[4:], 0, atol=1e-5)  # the stem's four channels pass a ReLU, which no shift does
+    np.testing.assert_allclose(low[4:], 0, atol=1e-5)  # no shift for the stem's four channels, which pass a ReLU
     np.testing.assert_allclose(high, 1, atol=1e-5)
     (found,) = answers(graph, images, "feature_map")
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
@@ -187,7 +187,7 @@ def test_equalising_leaves_alone_what_others_read(tiny_model: Path, mobile: byte
 
 
 def test_equalising_leaves_dead_channels_alone(tiny_model: Path, images: Images) -> None:
-    """No channel passes its ReLU, so that none has a range to fill."""
+    """No channel passes its ReLU, so all ranges are empty."""
     b = Builder(tiny_model)
     x = b.norm(b.conv("centred", "stem", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4), "n0", 8)
     b.add("Relu", [b.norm(b.add("Relu", [x], "r0"), "n1", 8)], "feature_map")
@@ -224,7 +224,7 @@ def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ir.Model) -> None
 
 @pytest.mark.usefixtures("exact_int8")
 def test_a_relu_is_not_lost_to_a_range_that_it_shares(tiny_model: Path, images: Images) -> None:
-    """Half of the channels pass a ReLU and the others none: joined, their range reaches below zero."""
+    """Half of the channels pass a ReLU and the others do not: their shared range extends below zero."""
     b = Builder(tiny_model)
     first = b.conv("centred", "first", (4, 1, 3, 3), strides=[4, 4], pads=[1] * 4)
     second = b.conv("centred", "second", (4, 1, 3, 3), strides=[4, 4], pads=[1] * 4)
@@ -256,7 +256,7 @@ def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, req
         zero, (values, scales, _) = activation.inputs[2], weight.inputs
         assert zero and zero.dtype == ir.DataType.UINT8
         assert values and values.dtype == ir.DataType.INT8
-        assert array(scales).shape == array(values).shape[:1]  # a scale a channel
+        assert array(scales).shape == array(values).shape[:1]  # one scale per channel
 
 
 @pytest.mark.usefixtures("exact_int8")
@@ -306,7 +306,7 @@ def test_a_layer_that_is_kept_stays_in_float(mobile: bytes, images: Images) -> N
 
 
 def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny_model: Path, images: Images) -> None:
-    """Two channels carry 100 times the values of the others, and the next layer weighs them by a hundredth."""
+    """Two channels have values 100 times as large as the others, and the next layer weights them by a hundredth."""
     b = Builder(tiny_model)
     x = b.add("Relu", [b.conv("scaled", "first", (8, 1, 3, 3), strides=[4, 4], pads=[1] * 4)], "r1")
     x = b.add("Relu", [b.conv(x, "uneven", (8, 8, 1, 1))], "r2")
@@ -315,7 +315,7 @@ def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny
     gains = np.array([100.0, 100, 1, 1, 1, 1, 1, 1])
     factors = {"uneven.w": gains[:, None], "even.w": 1 / gains[None]}
     for tensor in b.model.graph.initializer:
-        if tensor.name.endswith(".w"):  # all weights positive, so that no embedding is zero
+        if tensor.name.endswith(".w"):  # make all weights positive, so that no embedding is zero
             factor = factors.get(tensor.name, np.ones((8, 1)))
             value = np.abs(numpy_helper.to_array(tensor)) * factor[:, :, None, None]
             tensor.CopyFrom(numpy_helper.from_array(value.astype(np.float32), tensor.name))
@@ -332,7 +332,7 @@ def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny
 
 
 def test_ranges_by_hand(tiny_model: Path) -> None:
-    """A ramp whose 10th and 90th percentile are the greys 25 and 230, and an even 100."""
+    """The images are a ramp with grey 25 and 230 as 10th and 90th percentile, and a constant 100."""
     ramp = (np.arange(1024) // 4).astype(np.uint8).reshape(1, 32, 32)
     pair = np.stack([ramp, np.full_like(ramp, 100)])
     graph = read_graph(tiny_model.read_bytes())
@@ -342,7 +342,7 @@ def test_ranges_by_hand(tiny_model: Path) -> None:
         scale_of(of_kind(read_graph(to_int8(tiny_model.read_bytes(), pair, percentile=p)), "Conv")[0].inputs[0])
         for p in (None, 90)
     ]
-    # In [-1, 1] the whole range is -1 .. 1; the other one -130 .. 75 of 255, of which zero is the 162nd of 255 steps.
+    # The full range is -1 .. 1; the other one is -130 .. 75 of 255, where zero is step 162 of 255.
     assert scales == [pytest.approx((2 / 255, 128)), pytest.approx((205 / 255 / 255, 162))]
 
 

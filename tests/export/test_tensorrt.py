@@ -1,4 +1,4 @@
-"""TensorRT plans: really built, for GPUs that need not be here, from files in both precisions."""
+"""TensorRT plans: real builds for GPUs that need not be present, from files in both precisions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cbmir.runtime.engines.registry import open_engine
 from cbmir.runtime.engines.tensorrt import read_plan, read_plan_info, sidecar_of
 from cbmir.training.model import RetrievalModel
 
-if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":  # in CI it must be there
+if os.environ.get("CBMIR_REQUIRE_SHARED") == "1":  # required in CI
     trt = importlib.import_module("tensorrt_rtx_bindings")
 else:
     trt = pytest.importorskip("tensorrt_rtx_bindings", reason="TensorRT for RTX has wheels for Linux on x86_64 only")
@@ -34,7 +34,7 @@ FILES = ("model.onnx", "model.fp16.onnx")
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[SimpleNamespace]]:
-    """The networks that are built from now on, as TensorRT has them just before it builds."""
+    """The networks that are built during the test, as they are just before building."""
     seen: list[SimpleNamespace] = []
     real = tensorrt._configure
 
@@ -84,7 +84,7 @@ def test_a_projection_of_two_stages_is_built(precision: Any, two_stage_model: Re
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_precision_is_that_of_the_file(file: str, tiny_export: Path) -> None:
-    """The network is strongly typed: no tensor of a float32 file is in half precision, and most of the other's are."""
+    """The network is strongly typed: no tensor of a float32 file is float16, but most of a float16 file's are."""
     _, _, network = parsed(tiny_export / file)
     assert network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     kinds = [network.get_layer(i).get_output(0).dtype for i in range(network.num_layers)
@@ -163,7 +163,7 @@ def missing_kernel(proto: Any) -> None:
 
 
 def uint8_arithmetic(proto: Any) -> None:
-    """Without the cast, an uint8 image meets a float constant."""
+    """Remove the cast, so that a uint8 image is combined with a float constant."""
     proto.graph.node[1].input[0], proto.graph.node[1].name = "image", "the_scale"
 
 
@@ -181,7 +181,7 @@ def test_a_broken_graph_gives_the_parsers_message(change: Change, words: str, ti
 
 
 def test_a_failing_builder_gives_its_message(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without its optimisation profile, an open batch cannot be built."""
+    """Without an optimisation profile, a dynamic batch cannot be built."""
     monkeypatch.setattr(tensorrt, "_configure", lambda *arguments: arguments[3].create_builder_config())
     with pytest.raises(ModelError, match=r"cannot build a plan for sm86: .*profile"):
         build_plan(tiny_model.read_bytes(), "sm86")

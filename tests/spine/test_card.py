@@ -1,4 +1,4 @@
-"""The model card: JSON there and back, and every way in which it can be wrong."""
+"""The model card: the JSON round trip, and all kinds of errors."""
 
 from __future__ import annotations
 

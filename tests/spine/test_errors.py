@@ -1,4 +1,4 @@
-"""The errors, the exit codes they promise, and what a missing package says."""
+"""The errors, their exit codes, and the message about a missing package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of annotated types from JSON: what fits, and messages that name what does not."""
+"""Values of annotated types from JSON: conversions, and messages that name the field."""
 
 from __future__ import annotations
 

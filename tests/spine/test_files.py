@@ -1,4 +1,4 @@
-"""Files for their owner alone, and cells that no spreadsheet runs."""
+"""Files that only their owner can read, and cells that spreadsheets do not run."""
 
 from __future__ import annotations
 

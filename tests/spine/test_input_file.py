@@ -1,4 +1,4 @@
-"""Files that others named or made: what is no regular file, what is too large, and JSON that is nested too deeply."""
+"""Untrusted files: not regular files, too large ones, and JSON that is nested too deeply."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ READERS: list[Callable[[Path], Any]] = [
 @pytest.mark.parametrize("read", READERS)
 def test_a_pipe_a_device_a_socket_and_a_folder_are_refused(read: Callable[[Path], Any], tmp_path: Path) -> None:
     pipe, place = tmp_path / "pipe.gz", tmp_path / "socket"
-    os.mkfifo(pipe)  # has no writer: opening it would wait for one
+    os.mkfifo(pipe)  # opening it would wait for a writer
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(place))
         for path in (pipe, Path("/dev/zero"), Path("/dev/tty"), place):
@@ -40,7 +40,7 @@ def test_what_the_name_leads_to_once_it_is_open_counts(tmp_path: Path, monkeypat
     os.mkfifo(pipe)
     file.touch()
     of_file = file.stat()
-    monkeypatch.setattr(Path, "stat", lambda path: of_file)  # it was a file a moment ago
+    monkeypatch.setattr(Path, "stat", lambda path: of_file)  # it was a file until now
     with pytest.raises(OSError, match="a device or pipe"):
         open_input(pipe)
 
@@ -54,7 +54,7 @@ def test_no_more_bytes_are_read_than_allowed(tmp_path: Path) -> None:
         read_input(path, 9)
     with pytest.raises(OSError, match="at most 9 bytes, found more"):
         input_digest(path, 9)
-    assert read_input("/proc/self/status", 2**20)  # whose size is said to be 0
+    assert read_input("/proc/self/status", 2**20)  # its reported size is 0
     with pytest.raises(OSError, match="at most 9 bytes, found more"):
         read_input("/proc/self/status", 9)
 

@@ -1,4 +1,4 @@
-"""Label sets, names of other data sets, standard codes."""
+"""Label sets, names in other data sets, standard codes."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_codes() -> None:
 
 
 def test_codes_agree_with_pydicoms_dictionary() -> None:
-    """A code of DICOM's context groups must have our meaning there, a meaning found there our code."""
+    """Our codes that are in DICOM's context groups have the same meaning there, and our meanings the same codes."""
     concepts = pytest.importorskip("pydicom.sr._concepts_dict").concepts
     entries = [*concepts["SCT"].values(), *concepts["DCM"].values()]
     by_code = {code: meaning for entry in entries for code, (meaning, _) in entry.items()}

@@ -1,4 +1,4 @@
-"""The machine that a figure was measured on."""
+"""The description of the machine."""
 
 from __future__ import annotations
 

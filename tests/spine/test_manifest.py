@@ -1,4 +1,4 @@
-"""The manifest: there and back in both formats, every refusal, atomic writing, the fingerprint."""
+"""The manifest: round trips in both formats, all refusals, atomic writing, the fingerprint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LABELS = LabelSet(("Effusion", "Mass"))
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
-    """Two rows under the manifest's folder, one elsewhere; every kind of label value; a report that needs quotes."""
+    """Two rows in the manifest's folder and one elsewhere, all label values, and a report that needs quotes."""
     rows = (
         Row(tmp_path / "a.png", "p1", (1, None), "s1", "PA", "train", 'Large "effusion",\nnew line.'),
         Row(tmp_path / "deep" / "b.png", "p2", (0, -1), "", "AP", "val", ""),
@@ -47,7 +47,7 @@ def test_compressed_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
     compressed = (tmp_path / "m.csv.gz").read_bytes()
     assert gzip.decompress(compressed) == (tmp_path / "m.csv").read_bytes()
     write_manifest(manifest, tmp_path / "m.csv.gz")
-    assert (tmp_path / "m.csv.gz").read_bytes() == compressed  # no time of writing in it
+    assert (tmp_path / "m.csv.gz").read_bytes() == compressed  # it has no timestamp
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m", "m.gz", "m.parquet.gz", "m.csv.zip"])
@@ -318,7 +318,7 @@ def test_a_manifest_without_labels_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["manifest.csv", "manifest.csv.gz", "manifest.parquet"])
 def test_formulas_in_names_and_reports_are_defused(tmp_path: Path, name: str) -> None:
-    """A spreadsheet that opens the table runs none of them; what is read is what was given."""
+    """A spreadsheet does not run them, and reading the table gives the original text."""
     formula = '=HYPERLINK("http://evil.example","chest")'
     rows = (
         Row(

@@ -1,4 +1,4 @@
-"""The hand-written parts of packaging against the tree: what goes wrong here shows only in a wheel."""
+"""The handwritten parts of packaging against the tree: mistakes here would only show in a wheel."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_typing_marker_is_packaged(pyproject: dict[str, Any]) -> None:
 def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
-    # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev and docs are for work on cbmir; quantise
-    # brings export with it.
+    # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev and docs are for work on cbmir, and
+    # quantise includes export.
     elsewhere = {"all", "dev", "docs", "gpu", "tensorrt", "tensorrt-rtx", "export"}
     assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - elsewhere
 
@@ -97,7 +97,7 @@ def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> N
     for requirement in asked:
         if requirement.name == "cbmir" or (requirement.marker and not requirement.marker.evaluate()):
             continue
-        # setuptools is a tool of pip's, which `pip freeze` leaves out before Python 3.12.
+        # setuptools is a tool of pip, which `pip freeze` omits before Python 3.12.
         if (version := pins.get(canonicalize_name(requirement.name))) is None and requirement.name != "setuptools":
             raise AssertionError(f"{requirement}: expected a pin in constraints.txt; run: make constraints")
         assert version is None or requirement.specifier.contains(version), requirement

@@ -1,4 +1,4 @@
-"""The contract of preprocessing: sizes and what is refused."""
+"""The preprocessing spec: sizes and refusals."""
 
 from __future__ import annotations
 

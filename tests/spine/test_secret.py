@@ -1,4 +1,4 @@
-"""Secrets: from a file of its owner alone or the environment, never quoted."""
+"""Secrets: from a private file or the environment, and never quoted."""
 
 from __future__ import annotations
 

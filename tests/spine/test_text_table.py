@@ -1,4 +1,4 @@
-"""Tables as people write them: what is recognised, what is refused, and what Parquet's types become."""
+"""Tables of any origin: recognised formats, refusals, and conversion of Parquet types."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ def test_a_bomb_in_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_a_long_value_in_many_rows_of_parquet_is_refused(
     tmp_path: Path, nested: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One value in the dictionary, and how often it stands there: 20 MB of text in a file of a few hundred bytes."""
+    """The dictionary has one value that is repeated often: 20 MB of text in a file of a few hundred bytes."""
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, values = tmp_path / "t.parquet", ["x" * 10_000] * 2000
     column = arrow.array([values] if nested else values)

@@ -1,4 +1,4 @@
-"""How speed is measured: turns, ratios and medians worked out by hand, and the processes that they are taken in."""
+"""Measuring speed: turns, ratios and medians computed by hand, and the processes of contenders."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from cbmir.runtime.engines.base import EngineHealth
 
 @dataclass(frozen=True)
 class Ending(Contender):
-    """Its process ends in the middle, as one does that is killed for its memory."""
+    """A contender whose process ends in the middle, as if killed for its memory."""
 
     def open(self) -> tuple[Answer, EngineHealth]:
         raise SystemExit(3)
@@ -57,7 +57,7 @@ class Failing(Contender):
 
 
 class Recorder:
-    """Takes turns of `times` seconds, and notes who was called in what order."""
+    """Turns that take `times` seconds, with a record of the order of calls."""
 
     def __init__(self, name: str, calls: list[tuple[str, int, float]], times: list[float]) -> None:
         self.name, self.calls, self.times = name, calls, times
@@ -109,9 +109,9 @@ def test_a_turn_ends_with_its_time_and_does_not_count_its_first_run() -> None:
 
 
 def test_ratio_by_round() -> None:
-    """Twice, three and four times as fast; the fourth round has no partner. Between them the percentiles are linear."""
+    """The rounds are 2, 3 and 4 times as fast, and the fourth has no partner. Percentiles are interpolated linearly."""
     assert ratio([10, 20, 10], [20, 60, 40, 1]) == Ratio(3.0, pytest.approx(2.2), pytest.approx(3.8))
-    # The whole machine slows down by half: the ratio does not move.
+    # If the whole machine is half as fast, the ratio stays.
     assert ratio([10, 15], [20, 30]) == Ratio(2.0, 2.0, 2.0)
 
 
@@ -121,7 +121,7 @@ def test_summary() -> None:
         (8, "fast"): [[0.010, 0.030], [0.040]],
         (1, "fast"): [[0.001 * n for n in range(1, 101)]],
         (1, "slow"): [[0.101]],
-        (2, "fast"): [[0.001]],  # stopped before the baseline's turn
+        (2, "fast"): [[0.001]],  # interrupted before the baseline's turn
     }
     first, second, third, fourth = summarise(times, "slow")
     assert [(one.batch, one.contender) for one in (first, second, third, fourth)] == [
@@ -132,7 +132,7 @@ def test_summary() -> None:
     assert first.images_per_second == pytest.approx(1000 / 50.5)
     assert first.ratio.median == pytest.approx(2.0)
     assert (first.runs, second.runs, second.p99) == (100, 1, None)
-    # Over all runs 10, 30 and 40 ms; by round 20 against 60 and 40 against 120.
+    # All runs are 10, 30 and 40 ms; per round it is 20 against 60, and 40 against 120.
     assert third.milliseconds == pytest.approx(30.0)
     assert third.images_per_second == pytest.approx(8 / 0.030)
     assert third.rounds == pytest.approx((20.0, 40.0))
@@ -198,7 +198,7 @@ def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_bench(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two real contenders, and a file of a folder that cannot be run."""
+    """There are two real contenders, and a file from a folder that cannot run."""
     broken = tmp_path / "broken.onnx"
     broken.write_text("this is not a model")
     contenders = [
@@ -286,6 +286,6 @@ def test_peers_answer_as_the_engine_does(
     images = synthetic_images(3, 32)
     answer, health = peer("peer", tiny_model, threads=1).open()
     own, _ = ModelContender("own", tiny_model, threads=1).open()
-    # Plain OpenVINO computes in bfloat16 where the processor can.
+    # Plain OpenVINO computes in bfloat16 if the processor supports it.
     np.testing.assert_allclose(answer(images), own(images), atol=1e-5 if health.precision == "float32" else 2e-2)
     assert (health.device, health.threads, health.mode) == ("cpu", 1, "latency")

@@ -1,4 +1,4 @@
-"""PyTorch by hand, as a contender of `cbmir speed`, and the operations of a model."""
+"""Handwritten PyTorch as a contender of `cbmir speed`, and the number of a model's operations."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_peak_multiplies_as_much_as_the_model(precision: str, monkeypatch: p
 
 
 def test_flops_by_hand(tiny_model: Path) -> None:
-    """A 5x5 convolution of 1 channel to 8 on 8x8 places, and 8 dimensions by 6 proxies."""
+    """The model has a 5x5 convolution from 1 to 8 channels at 8x8 positions, and 8 dimensions by 6 proxies."""
     assert count_flops(tiny_model) == 2 * (8 * 8 * 8 * 5 * 5) + 2 * 8 * 6
 
 
