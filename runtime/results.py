@@ -41,7 +41,7 @@ def most_probable_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda f: (f.probability is None, -(f.probability or 0), -f.score, f.label)))
 
 
-#: Below this probability, neighbours have a label more often than by chance.
+#: Below this probability, neighbours count as having a label more often than by chance.
 CHANCE = 0.05
 #: Weights of the images that are alike and unlike in a refined search. The query has weight 1.
 ALIKE, UNLIKE = 0.75, -0.15
@@ -53,7 +53,7 @@ class LabelAgreement:
 
     `share` in [0, 1] is the weight of the positive and uncertain neighbours divided by the weight of all neighbours
     whose label is known. `gallery` is the same share of the gallery's images, with equal weights. Each is None if the
-    label is known for no image; `gallery` is also None if the gallery does not state it.
+    label is unknown for all of these; `gallery` is also None if the gallery does not state it.
 
     `above_chance`: fewer than 5% of random draws from the gallery would have this many or more positive or uncertain
     neighbours (exact binomial test, one-sided, for each label separately).

@@ -1,4 +1,4 @@
-"""Sockets that take their port before a slow start, and the names of a server's host."""
+"""Sockets that reserve their port before a slow startup, and the host names of a server."""
 
 from __future__ import annotations
 

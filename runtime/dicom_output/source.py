@@ -104,7 +104,7 @@ class SourceImage:
         return self.study_uid, str(self.header.SeriesInstanceUID), self.sop_class, self.uid
 
     def local(self, moment: datetime) -> datetime:
-        """Convert a time to the time zone that the image, and so its results, state; else to this machine's."""
+        """Convert a time to the image's time zone, which its results state too; without one, to this machine's."""
         offset = str(self.header.get("TimezoneOffsetFromUTC", ""))
         if not offset:
             return moment.astimezone()

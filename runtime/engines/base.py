@@ -159,7 +159,7 @@ class Engine(Closing):
         return list(answers)
 
     def warm_up(self, *batch_sizes: int) -> None:
-        """Run black images, by default one, in batches of these sizes, so that no request waits for initialisation."""
+        """Run a batch of black images of each size (by default 1), so that no request waits for initialisation."""
         size = self.card.preprocess.crop
         for count in batch_sizes or (1,):
             self.run(np.zeros((count, 1, size, size), np.uint8))
@@ -247,7 +247,7 @@ def encode_head(head: NDArray[np.float32]) -> str:
 
 
 def decode_head(text: str, card: ModelCard, path: str | Path) -> NDArray[np.float32]:
-    """Decode the text of `encode_head` to float32 [P, D]. Raises CardError for a wrong size, damage, or NaN."""
+    """Decode `encode_head`'s text to float32 [P, D]. Raises CardError for a wrong size, damage or non-finite values."""
     rows = sum(card.proxies_per_class) if card.head == "proxy" else len(card.labels)
     try:
         data = base64.b64decode(text, validate=True)

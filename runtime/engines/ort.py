@@ -68,7 +68,7 @@ def provider_options(
     return [(provider, options.get(provider, {})) for provider in PROVIDERS[engine]]
 
 
-#: It quantises layers that an int8 file keeps in float, with one scale per tensor (onnxruntime pull request 25673).
+#: Off, because it quantises layers that an int8 file keeps in float, with one scale per tensor (onnxruntime PR 25673).
 DISABLED_OPTIMIZERS = ("WeightBiasQuantization",)
 _TYPES = {"tensor(uint8)": "uint8", "tensor(float)": "float32"}
 

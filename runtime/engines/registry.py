@@ -95,12 +95,12 @@ def open_engine(
     """Open a model file, a folder that `cbmir export` wrote, or a model that comes with cbmir, by its name.
 
     A file runs in its own precision. With `auto`, an .onnx file runs on CUDA if that works, else in ONNX Runtime on the
-    CPU, or in OpenVINO if ONNX Runtime is missing; an .xml file in OpenVINO, a .plan in TensorRT. From a folder, `auto`
-    opens the fastest file that this machine can run, among those that share an embedding space (so never int8).
+    CPU, or in OpenVINO if ONNX Runtime is missing; an .xml file runs in OpenVINO, a .plan in TensorRT. From a folder,
+    `auto` opens the fastest file that this machine can run, among those that share an embedding space (so never int8).
     `health()` says which one and why.
 
     Args:
-        threads: None means every processor that this process may use.
+        threads: None means all processors that this process may use.
         cache: A folder in which engines keep what they compile.
         allow_fallback: Run on the CPU with ONNX Runtime, with a warning, if the requested engine is missing.
 

@@ -122,7 +122,7 @@ class Frame:
         return values.reshape(3, rows, columns).transpose(1, 2, 0) if self.planar else values.reshape(rows, columns, 3)
 
     def decode_halved(self, times: int) -> NDArray[Any] | None:
-        """Decode a JPEG 2000 image halved `times` times, else as `decode`; None if only `decode` can."""
+        """Decode as `decode`, but halve a JPEG 2000 image `times` times; None if only `decode` can."""
         if times == 0 or self.signed or self.syntax not in _JPEG_2000:
             return None
         pixels = decode_halved(bytes(self.data), self.shape, times)

@@ -34,7 +34,7 @@ _MOST_READS = 200_000  # two or three per element: no radiograph has a thousand
 
 
 def is_dicom(data: bytes) -> bool:
-    """Detect DICOM in bytes: "DICM" at 128, or a plausible first element of group 0002 or 0008 (no preamble)."""
+    """Return whether bytes are DICOM: "DICM" at 128 or, without it, a plausible first element of group 0002 or 0008."""
     if data[128:132] == b"DICM":
         return True
     if len(data) < 8:

@@ -78,8 +78,8 @@ def _rows(radiograph: Radiograph, spec: PreprocessSpec, first: int, last: int) -
 
 def _source(first: int, last: int, scale: float, length: int, step: int) -> tuple[slice, float, float]:
     """Return the source pixels for pixels `first` to `last` of a resized axis, and where these lie within them."""
-    # A pixel covers `scale` pixels of the full image. A source pixel is the first of each `step` of these, so its
-    # centre lies (step - 1) / 2 before theirs.
+    # A pixel covers `scale` pixels of the full image, in groups of `step`. A source pixel is the first of its group, so
+    # its centre lies (step - 1) / 2 before the group's.
     start, end = ((edge * scale + (step - 1) / 2) / step for edge in (first, last))
     reach = max(1.0, scale / step) + 1  # half the width of the triangle filter, plus rounding
     low, high = max(0, math.floor(start - reach)), min(length, math.ceil(end + reach))

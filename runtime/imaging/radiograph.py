@@ -28,7 +28,7 @@ _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 
 class ImageLimits:
     """Limits of images that are read: sides and area in pixels, the ratio of long to short side, the file size."""
 
-    max_pixels: int = 50_000_000  # the largest detectors give less than 20 million
+    max_pixels: int = 50_000_000  # the largest detectors have fewer than 20 million
     min_side: int = 32
     max_aspect: float = 4.0
     max_bytes: int = 512 * 2**20
@@ -160,7 +160,7 @@ def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: 
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
         counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()
-        # If 1% of all pixels are up to `low` and 1% from `high` on in some rows already, the other rows change nothing.
+        # If some rows already hold 1% of all pixels up to `low`, and from `high` on, the other rows change nothing.
         low, high = np.searchsorted(np.cumsum(counts), [beyond, rows.size - beyond])
         if high - low >= _LITTLE_CONTRAST:
             return ()

@@ -85,6 +85,7 @@ def read_image(
 
     Raises:
         ImageError: A subclass says why the image cannot be read.
+        UserError: An unknown `intensity`.
         MissingDependencyError: DICOM support is not installed.
     """
     limits = limits or ImageLimits()

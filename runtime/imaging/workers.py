@@ -38,9 +38,9 @@ def work_through(
 ) -> Generator[_T | ImageError, None, None]:
     """Yield `function(item)` for each item, in order; an ImageError that it raises is yielded in its place.
 
-    With 0 workers all is done in this process; None means 0 for a few items, else one worker per processor. `function`,
-    items and results must be picklable. The workers' logs go to this process. The workers end with the iterator, even
-    if it is closed early. Raises UserError for a negative number, WorkerError if a process dies.
+    With 0 workers everything runs in this process; None means 0 for a few items, else one worker per processor.
+    `function`, items and results must be picklable. The workers' logs go to this process. The workers end with the
+    iterator, even if it is closed early. Raises UserError for a negative number, WorkerError if a process dies.
     """
     if workers is not None and workers < 0:
         raise UserError(f"expected 0 or more worker processes, found {workers}")

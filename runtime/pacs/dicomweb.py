@@ -143,7 +143,7 @@ class OrthancRest(HttpServer):
     """Orthanc's own REST API, such as `http://localhost:8042`."""
 
     def changes(self, since: int) -> tuple[list[str], int, bool]:
-        """Read a page of the change feed: ids of studies that became stable, the last change, and if it is the newest.
+        """Read a page of the change feed: ids of stable studies, the last change, and whether it is the newest.
 
         Raises PacsError, also if the feed does not advance.
         """

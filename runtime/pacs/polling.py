@@ -30,7 +30,7 @@ class OrthancChanges:
     before the oldest study that cannot be read yet."""
 
     def __init__(self, rest: OrthancRest, web: DicomWeb, intake: Intake, *, since: int | None = None) -> None:
-        """`since` is the number of the last change to skip; None continues at the stored position, at first now."""
+        """`since` is the number of the last change to skip; None continues at the stored position, or else now."""
         self.name = "orthanc"
         self._rest, self._web, self._queue = rest, web, intake.queue
         self._studies = Studies(web, intake, self.name, uid_of=rest.study_uid)
@@ -47,7 +47,7 @@ class OrthancChanges:
         self._web.cancel()
 
     def poll(self, stopping: Callable[[], bool] = lambda: False) -> bool:
-        """Poll once, until `stopping()`. Returns whether more is known to wait. After a CbmirError, poll again."""
+        """Poll once, until `stopping()`. Returns whether more waits. Raises CbmirError; the next call continues."""
         if self._last is None:
             self._last = self._rest.last_change()
             self._queue.mark(self._key, str(self._last))
@@ -83,7 +83,7 @@ class QidoPolling:
     def __init__(
         self, web: DicomWeb, intake: Intake, *, since: date | None = None, today: Callable[[], date] = date.today
     ) -> None:
-        """`since` is the day of the oldest studies to read; None continues at the stored day, at first today."""
+        """`since` is the day of the oldest studies to read; None continues at the stored day, or else today."""
         self.name = "dicomweb"
         self._web, self._studies, self._today = web, Studies(web, intake, self.name), today
         self._queue = intake.queue

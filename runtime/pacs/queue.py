@@ -343,7 +343,7 @@ class DurableQueue(Closing):
         return job
 
     def _pass_over(self, job: Job, fingerprint: str | None, reason: str = "") -> None:
-        """End a job that was refused for a reason, or given up (None). If sent again, the latter is tried again."""
+        """End a job that was refused for a reason, or given up (no fingerprint). The latter is retried if resent."""
         with self._ending(job, for_good=True) as database:
             if reason:
                 database.execute(_COUNT, (reason,))

@@ -92,7 +92,7 @@ class StorageScp:
         for association in self._server.active_associations:
             if association.is_established:
                 association.abort()
-            else:  # nothing to abort: pynetdicom's state machine would raise in its thread
+            else:  # not established: on an abort, pynetdicom's state machine would raise in its thread
                 with suppress(OSError, AttributeError):  # closed meanwhile, and then it has no socket
                     association.dul.socket.socket.shutdown(socket.SHUT_RDWR)
                 association.kill()

@@ -102,7 +102,7 @@ class RequestLimiter:
 
 
 def _forget_locals(error: BaseException | None) -> None:
-    """Clear the frames of an error. It forms a cycle with the frames that wait for it, which would else keep bodies in
+    """Clear the frames of an error. It forms a cycle with the frames that wait for it, which would keep bodies in
     memory until it is collected."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)

@@ -198,7 +198,7 @@ def model_of(finder: Finder) -> schemas.Model:
 def _tell(facts: Facts, finder: Finder) -> None:
     facts["model"] = finder.card.fingerprint
     if finder.gallery is not None:
-        is_counted = isinstance(finder.gallery, Gallery)  # Milvus has no generation, and needs a request
+        is_counted = isinstance(finder.gallery, Gallery)  # Milvus has none, and would need a request
         facts["gallery_generation"] = gallery_state(finder.gallery)["generation"] if is_counted else None
 
 
@@ -226,7 +226,7 @@ def _check_patient(gallery: SearchableGallery | None, patient_id: str) -> None:
 
 
 def _vector(embedding: list[float], dim: int) -> NDArray[np.float32]:
-    norm = math.hypot(*embedding)  # NumPy's overflows
+    norm = math.hypot(*embedding)  # NumPy's norm overflows
     if len(embedding) != dim or not abs(norm - 1) <= 1e-3:  # it may have been rounded as text
         raise Problem(422, "embedding", f"Expected {dim} numbers of norm 1, found {len(embedding)} of norm {norm:.4g}; "
                                         f"/v1/embed makes them.")  # fmt: skip
@@ -263,7 +263,7 @@ def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], 
 
 
 def _encoded(results: Results, kinds: list[str]) -> dict[str, Any]:
-    """Encode results by kind for JSON: DICOM objects as files in base64; null for none (no priors: no KOS)."""
+    """Encode results by kind for JSON: DICOM objects as files in base64; null for a missing one (no priors, no KOS)."""
     encoded = {kind: getattr(results, kind) for kind in kinds}
     for kind in encoded.keys() - {"fhir"}:
         encoded[kind] = None if encoded[kind] is None else _file(encoded[kind])

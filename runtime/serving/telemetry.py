@@ -35,7 +35,7 @@ class Audit:
     """The audit trail: a file that is opened for each line, so that it can be moved away (rotated) at any time."""
 
     def __init__(self, path: Path) -> None:
-        """Raises UserError if the file cannot be written."""
+        """Check that the file can be written. Raises UserError."""
         self._path = path
         try:
             os.close(self._open())
