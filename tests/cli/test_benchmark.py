@@ -56,7 +56,7 @@ def test_dry_run_trains_nothing_and_writes_nothing(
         (["table", "missing.csv", "-o", "{report}"], "no such manifest"),
     ],
 )
-def test_what_cannot_be_run_is_refused(
+def test_invalid_benchmarks_are_refused(
     arguments: list[str], message: str, tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"manifest": tiny_manifest, "folder": tiny_manifest.parent, "report": tmp_path / "report"}

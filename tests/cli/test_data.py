@@ -124,9 +124,7 @@ PUBLISHED: dict[str, tuple[Callable[[dict[str, str]], str], tuple[str, ...]]] = 
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_one_command_from_what_is_published_to_a_manifest_that_is_in_order(
-    name: str, shared: Path, tmp_path: Path
-) -> None:
+def test_one_command_makes_a_valid_manifest_from_published_tables(name: str, shared: Path, tmp_path: Path) -> None:
     folder = copy_tables(shared, name, tmp_path)
     image_of, options = PUBLISHED[name]
     tables = {"mimic": "*metadata.csv", "rsna": "*labels.csv"}
@@ -157,7 +155,7 @@ def test_the_other_data_sets(shared: Path, tmp_path: Path) -> None:
         assert str(tmp_path / "nlm") in str(result.exception)
 
 
-def test_options_of_a_table_s_labels(nih: Path) -> None:
+def test_options_for_the_labels_of_a_table(nih: Path) -> None:
     table = nih / "own.csv"
     table.write_text(
         'file;pid;"Mass, left";day\n00000001_000.png;1;present;31.5.2019\n00000002_000.png;2;absent;\n'
@@ -186,7 +184,7 @@ def test_a_mistake_exits_2_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_a_problem_s_exit_code_reaches_the_shell(nih: Path) -> None:
+def test_the_exit_code_of_a_problem_reaches_the_shell(nih: Path) -> None:
     manifest = nih / "manifest.csv"
     assert _run("nih", "--images", nih, "--entries", nih / "entries.csv", "-o", manifest).exit_code == 0
     (nih / "00000002_000.png").unlink()
@@ -220,7 +218,7 @@ def test_negative_seed_is_a_mistake(command: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_data_set_that_may_not_be_written_to_is_checked(nih: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_data_set_is_checked(nih: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 

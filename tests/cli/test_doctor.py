@@ -132,7 +132,7 @@ def test_not_installed_at_all(monkeypatch: pytest.MonkeyPatch, capsys: Captured)
     assert "Error: cbmir is on Python's path but not installed" in capsys.readouterr().err
 
 
-def test_engines_are_what_auto_goes_by(tiny_model: Path) -> None:
+def test_engines_are_reported_as_auto_sees_them(tiny_model: Path) -> None:
     """Doctor, `why_not` and an engine's own health agree."""
     engines = doctor.examine()["engines"]
     for name, engine in engines.items():
@@ -157,7 +157,7 @@ def test_the_text_says_why_an_engine_does_not_load(modules: dict[str, Any]) -> N
     assert "  tensorrt             loads, Library of tensorrt\n" in text
 
 
-def test_matrix_instructions_are_told_in_words(tmp_path: Path) -> None:
+def test_matrix_instructions_are_explained(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("model name\t: Some Processor\nflags\t\t: fpu avx2 avx512_vnni amx_bf16\n\nmodel name\t: B\n")
 
@@ -185,7 +185,7 @@ def test_gpus_are_listed(modules: dict[str, Any]) -> None:
     assert doctor.examine()["devices"] == ["cpu", "cuda:0 Card 0", "cuda:1 Card 1", "mps"]
 
 
-def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_a_module_that_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     raised = {
         "cbmir.runtime.engines.registry": ImportError("libjpeg.so: cannot open shared object file"),
         "cbmir.machine": ImportError("libjpeg.so: cannot open shared object file"),
@@ -211,14 +211,14 @@ def test_what_does_not_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.usefixtures("modules")
-def test_absent_is_no_problem() -> None:
+def test_a_missing_module_is_not_a_problem() -> None:
     report = doctor.examine()
     assert report["problems"] == []
     assert report["engines"] == {}
     assert report["processor"]["matrix"] == {}
 
 
-def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_any_error_of_an_import_is_a_problem(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def import_module(name: str) -> ModuleType:
         raise RuntimeError("built for another version of NumPy")
 
@@ -236,7 +236,7 @@ def test_whatever_an_import_raises_is_a_problem(monkeypatch: pytest.MonkeyPatch,
     ]
 
 
-def test_what_imports_and_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_imports_but_does_not_work_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens after an interrupted update."""
     empty = SimpleNamespace(import_module=lambda name: SimpleNamespace())
     monkeypatch.setattr(doctor, "importlib", empty)

@@ -23,7 +23,7 @@ def run(*args: object) -> int:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_row_per_row_of_the_manifest(
+def test_one_row_per_row_of_the_manifest(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, workers: int
 ) -> None:
     """Rows of unreadable images are NaN, and only the owner can read the file."""
@@ -47,7 +47,7 @@ def test_a_row_per_row_of_the_manifest(
     assert {file.name for file in tmp_path.iterdir()} == {"images", "e.npy"}
 
 
-def test_a_run_that_is_stopped_leaves_what_was_there(
+def test_an_interrupted_run_leaves_the_previous_file(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "e.npy").write_text("of before")

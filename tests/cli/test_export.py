@@ -54,7 +54,7 @@ def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: p
         (("--calibration-percentile", 99.9, "--openvino", "bf16"), "--int8 or --openvino int8"),
     ],
 )
-def test_what_belongs_together_is_asked_together(
+def test_options_without_their_target_are_refused(
     given: tuple[object, ...], needs: str, tiny_run: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     assert run("export", tiny_run, "-o", tmp_path, *given) == 2

@@ -70,13 +70,13 @@ WITHOUT_JSON = {"demo", "serve", "pacs node", "pacs follow", "benchmark"}
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_program_may_ask_for_json(name: str) -> None:
+def test_json_output_is_available(name: str) -> None:
     command, _ = resolve(name.split())
     assert ("as_json" in {option.name for option in command.params}) == (name not in WITHOUT_JSON)
 
 
 @pytest.mark.parametrize("name", ["", "data", "index", "pacs", *COMMANDS])
-def test_examples_can_be_typed(name: str) -> None:
+def test_examples_are_valid(name: str) -> None:
     command, _ = resolve(name.split())
     found = examples(command)
     assert found

@@ -67,7 +67,7 @@ def test_splits_replace_what_was_there(tmp_path: Path, tiny_model: Path, tiny_ma
     assert "found 20 others in it, which would be lost; 'cbmir index add' adds to it" in capsys.readouterr().err
 
 
-def test_a_manifest_without_splits_goes_in_as_a_whole(
+def test_a_manifest_without_splits_is_indexed_as_a_whole(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured
 ) -> None:
     table = read_manifest(tiny_manifest)
@@ -262,7 +262,7 @@ def test_remove(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: 
     assert capsys.readouterr().out == f"{gallery}: 4 images added, 0 were already there\n"
 
 
-def test_damage_does_not_stand_in_the_way_of_a_removal(gallery: Path, capsys: Captured) -> None:
+def test_damage_does_not_prevent_a_removal(gallery: Path, capsys: Captured) -> None:
     with closing(sqlite3.connect(live_folder(gallery) / "gallery.sqlite")) as database, database:
         database.execute("UPDATE entry SET report = 'another' WHERE id = 'image_20'")
     assert run("index", "remove", gallery, "--patient-id", "patient_10") == 2
@@ -373,7 +373,7 @@ def test_pseudonyms(
     assert "expected a key for pseudonyms of 32 random bytes or more" in capsys.readouterr().err
 
 
-def test_ctrl_c_says_that_the_same_command_goes_on(
+def test_ctrl_c_says_that_the_same_command_continues(
     tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pressed(*_: object, **__: object) -> None:
@@ -387,7 +387,7 @@ def test_ctrl_c_says_that_the_same_command_goes_on(
     assert run(*build) == 0
 
 
-def test_a_demo_that_is_made_is_not_made_again(
+def test_a_finished_demo_is_not_made_again(
     tmp_path: Path, tiny_manifest: Path, tiny_model: Path, tiny_run: Path, tiny_export: Path
 ) -> None:
     """Every step of the Makefile must create the file that is its target."""

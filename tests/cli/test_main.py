@@ -53,7 +53,7 @@ def test_help_lists_the_commands(capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize("group", [(), ("data",), ("index",), ("pacs",)])
-def test_no_summary_of_a_command_is_cut(group: tuple[str, ...], capsys: Captured) -> None:
+def test_no_command_summary_is_cut_off(group: tuple[str, ...], capsys: Captured) -> None:
     assert run(*group, "--help") == 0
     assert not re.search(r"(\.\.\.|…)$", capsys.readouterr().out.partition("\n")[2], re.MULTILINE)
 
@@ -125,7 +125,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-vv"], [f"{who} {level}" for who in ("ours", "theirs") for level in ("debug", "info", "warning")]),
     ],
 )
-def test_what_is_said(options: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+def test_log_levels(options: list[str], said: list[str], monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     def command(**_: object) -> None:
         for name, logger in (("ours", "cbmir"), ("theirs", "somelibrary")):
             for level in ("debug", "info", "warning"):
@@ -139,7 +139,7 @@ def test_what_is_said(options: list[str], said: list[str], monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("name", ["PIL", "PIL.TiffImagePlugin", "pydicom", "pydicom.filereader"])
-def test_readers_of_images_never_say_what_their_tags_hold(
+def test_image_readers_never_log_the_values_of_tags(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     def command(**_: object) -> None:

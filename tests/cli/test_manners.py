@@ -124,7 +124,7 @@ def test_the_shell_completes(typed: str, offered: list[str]) -> None:
     assert (done.stdout.split(), done.stderr) == ([f"plain,{word}" for word in offered], "")
 
 
-def test_a_terminal_breaks_lines_between_words_and_cuts_nothing_but_reports(
+def test_a_terminal_breaks_lines_between_words_and_cuts_only_reports(
     tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
@@ -157,7 +157,7 @@ def test_a_probability_as_a_bar(share: float | None, bar: str, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
-def test_the_five_steps_and_the_exit_codes_are_told(args: list[str], capsys: Captured) -> None:
+def test_the_five_steps_and_the_exit_codes_are_shown(args: list[str], capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(args)
     out, err = capsys.readouterr()

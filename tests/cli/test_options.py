@@ -21,7 +21,7 @@ def command_of(path: str) -> click.Command:
 
 
 @pytest.mark.parametrize("path", ["demo", "query", "index build"])
-def test_engines_are_the_runtime_s(path: str) -> None:
+def test_engines_are_those_of_the_runtime(path: str) -> None:
     (option,) = [option for option in command_of(path).params if option.name == "engine"]
     assert isinstance(option.type, click.Choice)
     assert tuple(option.type.choices) == ENGINES

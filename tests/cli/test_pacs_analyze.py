@@ -100,7 +100,7 @@ def test_a_file_that_may_not_be_read_does_not_end_the_run(
     assert "locked.dcm: the file cannot be read: Permission denied" in said.err
 
 
-def test_a_file_that_is_replaced_meanwhile_is_one_image(
+def test_a_file_replaced_during_its_analysis_is_one_image(
     chest: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report is about the file that was read, not its replacement."""
@@ -138,9 +138,7 @@ def test_an_empty_folder_is_an_error(tiny_model: Path, tmp_path: Path) -> None:
     assert run("pacs", "analyze", tmp_path / "empty", "-o", tmp_path / "out", "--model", tiny_model) == 2
 
 
-def test_nothing_half_written_stays(
-    chest: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_partial_file_stays(chest: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **options: object) -> None:
         raise OSError("disk full")
 

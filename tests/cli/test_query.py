@@ -71,7 +71,7 @@ def test_a_region_and_a_refined_search(tiny_model: Path, tiny_gallery: Path, ima
         assert "xpected" in capsys.readouterr().err
 
 
-def test_what_is_wrong_with_the_picture_is_told_first(
+def test_warnings_about_the_picture_come_first(
     tiny_model: Path, tiny_gallery: Path, inverted_chest: NDArray[np.uint8], tmp_path: Path, capsys: Captured
 ) -> None:
     Image.fromarray(inverted_chest).save(tmp_path / "chest.png")
@@ -186,7 +186,7 @@ def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Capture
         (["--exact"], set(range(24))),
     ],
 )
-def test_narrowed_down(
+def test_filters(
     tiny_model: Path, dated: Path, image: Path, options: list[str], expected: set[int], capsys: Captured
 ) -> None:
     command = ["query", tiny_model, dated, image, "-k", 24, "--include-same-patient", "--json"]
@@ -207,7 +207,7 @@ def test_narrowed_down(
         (["--pseudonyms", "env:CBMIR_NOT_SET"], "environment variable CBMIR_NOT_SET"),
     ],
 )
-def test_filters_that_cannot_be(
+def test_invalid_filters(
     tiny_model: Path, tiny_gallery: Path, image: Path, options: list[str], message: str, capsys: Captured
 ) -> None:
     assert run("query", tiny_model, tiny_gallery, image, *options) == 2
@@ -234,7 +234,7 @@ def test_why_nothing_was_found(tiny_model: Path, dated: Path, image: Path, capsy
     assert "No neighbours" not in capsys.readouterr().err
 
 
-def test_views_sources_and_dates_where_the_gallery_has_them(
+def test_views_sources_and_dates_if_the_gallery_has_them(
     tiny_model: Path, tiny_gallery: Path, dated: Path, image: Path, capsys: Captured
 ) -> None:
     assert run("query", tiny_model, dated, image, "--include-same-patient", "-k", 24, "--since", "2020-01-24") == 0
@@ -259,7 +259,7 @@ def test_views_sources_and_dates_where_the_gallery_has_them(
         (("serve", "--model", "GALLERY"), "'--model': 'GALLERY' is a gallery, not a model."),
     ],
 )
-def test_swapped(
+def test_swapped_arguments(
     args: tuple[str, ...], message: str, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
 ) -> None:
     places = {"MODEL": str(tiny_model), "GALLERY": str(tiny_gallery), "IMAGE": str(image)}
@@ -295,7 +295,7 @@ def test_a_report_and_pictures_without_gradio(
     assert [*drawn] == [f"image_20.{first}.png"]
 
 
-def test_pictures_of_images_of_the_same_name_and_of_neighbours_that_are_gone(
+def test_pictures_of_images_with_the_same_name_and_of_missing_neighbours(
     tmp_path: Path, tiny_model: Path, tiny_gallery: Path, image: Path, capsys: Captured
 ) -> None:
     for folder in ("a", "b"):

@@ -68,9 +68,7 @@ def test_against_torch(tiny_export: Path, capsys: Captured) -> None:
     assert "Traceback" not in printed.err
 
 
-def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
-    tiny_model: Path, tmp_path: Path, capsys: Captured
-) -> None:
+def test_the_first_file_of_a_folder_may_be_unusable(tiny_model: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "model.onnx").write_text("this is not a model")
     (tmp_path / "model.fp16.onnx").write_bytes(tiny_model.read_bytes())
     assert run("speed", tmp_path, "--batch", 1, "--threads", 1, "--seconds", 0.05) == 0
@@ -79,7 +77,7 @@ def test_a_folder_s_first_file_may_be_one_that_cannot_be_run(
     assert "Left out model.onnx" in printed.err
 
 
-def test_all_that_can_be_compared_with(tiny_model: Path) -> None:
+def test_all_peers(tiny_model: Path) -> None:
     with open_engine(tiny_model, threads=1) as engine:
         card = engine.card
     found = list(peer_contenders([tiny_model], card, ("onnxruntime", "torch", "openvino"), 2, peak=True))

@@ -87,7 +87,7 @@ def test_mistakes_exit_2_with_a_reason(
     assert not (tmp_path / "run").exists(), "a refused run must not be in the way of the next try"
 
 
-def test_evaluate_refuses_what_is_no_model(
+def test_evaluate_refuses_files_that_are_not_models(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for model in (tmp_path, tmp_path / "missing.onnx", tiny_manifest):
@@ -123,7 +123,7 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
 
 
 @pytest.mark.slow
-def test_distil_a_fitted_teacher_by_the_recipe_fitted(
+def test_distil_a_fitted_teacher_with_the_fitted_recipe(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The student has the teacher's embedding space and head, without its own fit."""

@@ -1,4 +1,4 @@
-"""Two models of any kind on one manifest."""
+"""Comparison of two models of any kind on one manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_run_and_its_file(tiny_run: Path, tiny_export: Path, tiny_manifest: Pa
     assert parity.cosine_min > 0.999999 and parity.overlap.value == 1
 
 
-def test_two_models_have_no_limits_but_those_given(
+def test_different_models_have_only_the_given_limits(
     tmp_path: Path, tiny_model: Path, make_tiny_model: Callable[..., Path], tiny_manifest: Path
 ) -> None:
     other = make_tiny_model(tmp_path / "other.onnx", seed=1, fingerprint="tiny-1")
@@ -43,7 +43,7 @@ def test_the_coarser_precision_sets_the_limits(tiny_card: ModelCard) -> None:
     assert limits_of(quantised, half) == LIMITS["int8"]
 
 
-def test_a_student_is_another_model_than_its_teacher(tiny_card: ModelCard) -> None:
+def test_a_student_and_its_teacher_are_different_models(tiny_card: ModelCard) -> None:
     student = tiny_card.with_(training={"weights_fingerprint": "student-0"})
     quantised = student.with_(precision="int8", fingerprint=f"{student.fingerprint}-int8-openvino-0123abcd")
     assert limits_of(tiny_card, student) == limits_of(quantised, tiny_card) == ParityLimits()
@@ -59,7 +59,7 @@ def test_the_fold_of_the_model_decides_the_queries(
     assert compare_models(model, model, tiny_manifest).queries == choose(with_fold(table, "1/2"))[1] > 4
 
 
-def test_a_model_that_every_image_trained_has_none_to_be_judged_on(
+def test_a_model_trained_on_every_image_is_judged_with_a_warning(
     tiny_card: ModelCard, tiny_manifest: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = read_manifest(tiny_manifest)

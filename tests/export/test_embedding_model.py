@@ -126,7 +126,7 @@ def test_openvino_quantises_a_transformer(vit: Path, tiny_manifest: Path, tmp_pa
         assert ((exact.run(batch).embedding * found.embedding).sum(axis=1) > 0.99).all()
 
 
-def test_what_cannot_be_exported_is_refused(vit: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+def test_encoders_that_cannot_be_exported_are_refused(vit: Path, tiny_manifest: Path, tmp_path: Path) -> None:
     own = {"images": tiny_manifest}
     cases: list[tuple[str, str, dict[str, Any], type[Exception], str]] = [
         ("timm:test_vit", str(vit), {}, UserError, "give a manifest with --images"),

@@ -44,7 +44,7 @@ def test_files_and_report(tiny_export: Path, tiny_run: Path) -> None:
     assert 0.999 < half["cosine_min"] < 1
 
 
-def test_the_card_carries_on(tiny_export: Path, tiny_run: Path) -> None:
+def test_the_card_is_in_every_file(tiny_export: Path, tiny_run: Path) -> None:
     source = RunFolder(tiny_run).read_card()
     for name, precision in (("model.onnx", "float32"), ("model.fp16.onnx", "float16")):
         with open_engine(tiny_export / name, threads=1) as engine:
@@ -60,9 +60,7 @@ def test_another_file_joins_the_report(tiny_run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_intensity_policy_goes_along(
-    make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
-) -> None:
+def test_the_intensity_policy_is_kept(make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path) -> None:
     """It is in the file's card, and applies to the images of the comparison."""
     run = make_tiny_run(tmp_path / "run", tiny_manifest, fold="1/2", intensity="percentile")
     export_run(run, tmp_path / "model.onnx")
@@ -72,7 +70,7 @@ def test_the_intensity_policy_goes_along(
 
 
 @pytest.mark.usefixtures("quick_graph")
-def test_an_export_into_the_same_folder_meanwhile(
+def test_a_concurrent_export_into_the_same_folder(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take = export.to_onnx
@@ -105,7 +103,7 @@ def test_files_of_another_model_that_stay_are_named(
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 @pytest.mark.parametrize("older", [None, b"an older file"])
-def test_beyond_tolerance_nothing_is_left(
+def test_beyond_tolerance_nothing_is_written(
     older: bytes | None, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(export.LIMITS, "float32", ParityLimits(cosine=1.1))
@@ -143,7 +141,7 @@ def test_a_failed_fp16_leaves_the_good_file(tiny_run: Path, tmp_path: Path, monk
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
-def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_file_does_not_stop_others(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
     monkeypatch.setitem(export.LIMITS, "int8", ParityLimits())
     with pytest.raises(ParityError, match=r"model\.fp16\.onnx was not written"):
@@ -154,7 +152,7 @@ def test_a_refused_file_stops_no_other(tiny_run: Path, tmp_path: Path, monkeypat
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
 @pytest.mark.parametrize("another", [True, False])
-def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(
+def test_a_failed_fp16_says_which_model_the_older_file_is_from(
     another: bool, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(export.LIMITS, "float16", ParityLimits(score=1e-12))
@@ -169,7 +167,7 @@ def test_a_failed_fp16_says_whose_older_file_stays_beside_the_new_one(
     assert (tmp_path / "model.onnx").exists()
 
 
-def test_unfinished_and_no_run(tiny_run: Path, tmp_path: Path) -> None:
+def test_unfinished_and_missing_runs(tiny_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     shutil.copy(tiny_run / "config.json", run)
@@ -207,7 +205,7 @@ def test_images_that_are_gone(moved: Path, tiny_run: Path, tiny_manifest: Path, 
 
 
 @pytest.mark.usefixtures("quick_graph")
-def test_images_to_calibrate_on_that_are_gone_are_said_before_the_work(
+def test_missing_calibration_images_are_reported_before_the_work(
     moved: Path, tiny_run: Path, tiny_manifest: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -219,7 +217,7 @@ def test_images_to_calibrate_on_that_are_gone_are_said_before_the_work(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_int8_is_not_set_by_the_patients_that_judge_it(
+def test_int8_is_calibrated_and_checked_on_different_patients(
     tiny_run: Path, tiny_manifest: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -240,7 +238,7 @@ def _rows_in(manifest: Path, folder: Path) -> tuple[Row, ...]:
     return tuple(replace(row, image=folder / row.image.name) for row in read_manifest(manifest))
 
 
-def test_which_images(tiny_run: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_chosen_images(tiny_run: Path, tiny_manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen, queries = choose(with_fold(read_manifest(tiny_manifest), "1/2"))
     assert len(chosen) == 24 and {row.split for row in chosen.rows[:queries]} == {"val", "test"}
     assert {row.split for row in chosen.rows[queries:]} == {"train"}
@@ -273,14 +271,14 @@ def test_output_names(tmp_path: Path) -> None:
         output_file(tmp_path / "file" / "model.onnx")
 
 
-def test_a_damaged_report_is_said_before_the_work(tmp_path: Path) -> None:
+def test_a_damaged_report_is_reported_before_the_work(tmp_path: Path) -> None:
     (tmp_path / "parity.json").write_text("{")
     with pytest.raises(ModelError, match=r"parity\.json.*delete it to continue"):
         export_run(tmp_path / "no run", tmp_path)
 
 
 @pytest.mark.usefixtures("quick_graph")
-def test_a_loss_that_is_accepted_is_written_and_told(
+def test_an_accepted_loss_is_written_and_reported(
     tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     options = ExportOptions(fp16=True, tolerances=("score=1e-12",), accept_parity_loss=True)
@@ -290,14 +288,12 @@ def test_a_loss_that_is_accepted_is_written_and_told(
     assert "as was accepted" in caplog.text
 
 
-def test_a_wrong_tolerance_is_said_before_the_work(tmp_path: Path) -> None:
+def test_a_wrong_tolerance_is_reported_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a tolerance NAME=NUMBER, NAME one of cosine, score, overlap"):
         export_run(tmp_path / "no run", tmp_path, ExportOptions(tolerances=("recall=1",)))
 
 
-def test_bfloat16_without_its_arithmetic_is_said_before_the_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_bfloat16_support_is_reported_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "why_no_bfloat16", lambda: "no AMX")
     with pytest.raises(EngineError, match="no AMX"):
         export_run(tmp_path / "no run", tmp_path, ExportOptions(openvino=("bf16",)))
@@ -312,7 +308,7 @@ def test_wrong_options() -> None:
 
 @pytest.mark.usefixtures("quick_graph")
 @pytest.mark.parametrize("why", [("no TensorRT", ""), ("", "another GPU"), ("", "")])
-def test_a_plan_is_let_in_unseen_only_where_it_cannot_run(
+def test_a_plan_is_accepted_unchecked_only_if_it_cannot_run(
     why: tuple[str, str], tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, card = export.opened_model, RunFolder(tiny_run).read_card()
@@ -388,7 +384,7 @@ def test_int8_is_tried_with_more_and_more_layers_in_float(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
-def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
+def test_an_accepted_int8_loss_is_that_of_the_fastest_file(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export, "KEPT", (0, 3))
@@ -400,7 +396,7 @@ def test_a_loss_of_int8_that_is_accepted_is_that_of_the_fastest(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("quick_graph")
-def test_int8_that_holds_with_two_layers_in_float(
+def test_int8_that_meets_its_limits_with_two_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared, ranked = export._Export._compare, []

@@ -123,7 +123,7 @@ def test_file_contract(name: str, tiny_export: Path) -> None:
     assert not list(tiny_export.glob("*.data"))
 
 
-def test_half_precision_is_the_encoders_alone(tiny_export: Path) -> None:
+def test_only_the_encoder_is_in_half_precision(tiny_export: Path) -> None:
     model = onnx.shape_inference.infer_shapes(onnx.load(tiny_export / "model.fp16.onnx"))
     graph = model.graph
     kinds = {value.name: value.type.tensor_type.elem_type for value in (*graph.value_info, *graph.output)}
@@ -138,7 +138,7 @@ def test_half_precision_is_the_encoders_alone(tiny_export: Path) -> None:
     assert sizes[1] == pytest.approx(sizes[0] / 2, rel=0.02)
 
 
-def test_fp16_leaves_the_model_alone_and_overflow_is_seen(tmp_path: Path) -> None:
+def test_fp16_leaves_the_model_alone_and_overflow_is_detected(tmp_path: Path) -> None:
     head = LinearHead(DIM, 3)
     model = RetrievalModel(small_encoder(), head).eval()
     with torch.no_grad():

@@ -96,7 +96,7 @@ def test_without_the_rewriting_the_head_would_be_bfloat16(tmp_path: Path, resnet
     assert "FullyConnected bf16" in head.values()
 
 
-def test_the_card_and_the_head_travel(tmp_path: Path, resnet: bytes, int8_file: Path) -> None:
+def test_the_card_and_the_head_are_in_the_file(tmp_path: Path, resnet: bytes, int8_file: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(resnet)
     write_openvino(resnet, tmp_path / "model.xml", "bfloat16")
     with OnnxEngine(tmp_path / "model.onnx") as source, OpenVinoEngine(int8_file) as engine:

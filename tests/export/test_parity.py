@@ -21,7 +21,7 @@ def unit(angles: NDArray[np.float64]) -> NDArray[np.float32]:
 
 @pytest.fixture
 def reference() -> Outputs:
-    """40 unit vectors on a circle, 0.1 rad apart, so that neighbours are known by hand."""
+    """40 unit vectors on a circle, 0.1 rad apart, so that their neighbours are known."""
     angles = np.arange(40) * 0.1
     return Outputs(unit(angles), np.linspace(0, 1, 80, dtype=np.float32).reshape(40, 2))
 
@@ -43,7 +43,7 @@ def test_the_same_answers(reference: Outputs) -> None:
     }  # fmt: skip
 
 
-def test_a_turned_embedding(reference: Outputs) -> None:
+def test_a_rotated_embedding(reference: Outputs) -> None:
     angles = np.arange(40) * 0.1
     angles[3] += 0.01
     parity = measure_parity(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
@@ -52,7 +52,7 @@ def test_a_turned_embedding(reference: Outputs) -> None:
     assert len(parity.failures) == 1 and parity.failures[0].startswith("cosine of the embeddings at least 0.999999")
 
 
-def test_finer_than_a_cosine_in_float32(reference: Outputs) -> None:
+def test_differences_below_the_resolution_of_float32(reference: Outputs) -> None:
     """1 - cos = 2e-8 is lost in float32, where the next number below 1 is 1 - 6e-8."""
     angles = np.arange(40) * 0.1 + 2e-4
     parity = measure_parity(reference, Outputs(unit(angles), reference.scores), cases(8), STRICT)
@@ -60,7 +60,7 @@ def test_finer_than_a_cosine_in_float32(reference: Outputs) -> None:
 
 
 def test_scores(reference: Outputs) -> None:
-    """Image 39 has the scores 78/79 and 1: the first falls below its threshold 0.5, the second has none."""
+    """Image 39 has the scores 78/79 and 1: the first falls below its threshold 0.5, the second has no threshold."""
     scores = reference.scores.copy()
     scores[39] -= 0.75
     parity = measure_parity(reference, Outputs(reference.embedding, scores), cases(8), STRICT)
@@ -82,7 +82,7 @@ def test_overlap(reference: Outputs) -> None:
     assert any("neighbours at least 0.98, found 0.9000" in text for text in parity.failures)
 
 
-def test_a_turned_space_does_not_share_a_gallery() -> None:
+def test_a_rotated_space_does_not_share_a_gallery() -> None:
     """Rotating all embeddings keeps all neighbours in the file's own gallery, but finds others in the source's."""
     rng = np.random.default_rng(0)
     embedding = rng.normal(size=(100, 8)).astype(np.float32)
@@ -98,7 +98,7 @@ def test_a_turned_space_does_not_share_a_gallery() -> None:
         assert all(text.startswith("unchanged top-10 neighbours across at least 0.95") for text in parity.failures)
 
 
-def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
+def test_images_of_the_same_patient_are_not_neighbours(reference: Outputs) -> None:
     """Images 0 and 10 are of one patient: query 0 has neighbours 1..9 and 11, whether 10 is near or not."""
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
@@ -107,8 +107,8 @@ def test_the_own_patient_is_no_neighbour(reference: Outputs) -> None:
     assert parity.overlap.value == 1
 
 
-def test_ndcg_leaves_the_own_patient_out() -> None:
-    """The second image of the query's patient moves from first to last; the ranking of the others stays."""
+def test_ndcg_leaves_out_the_same_patient() -> None:
+    """The second image of the query's patient moves from first to last; the order of the others does not change."""
     before, after = unit(np.array([0, 0.1, 0.2, 0.3])), unit(np.array([0, 1.5, 0.2, 0.3]))
     scores = np.zeros((4, 1), np.float32)
     known = Cases(1, np.array([[1], [1], [0], [1]], np.float32), ["a", "a", "b", "c"], (0.5,))
@@ -153,7 +153,7 @@ def test_auc_by_hand() -> None:
     assert next(text for text in parity.failures if "AUC" in text).startswith("difference of AUC at most 0.002")
 
 
-def test_without_labels_the_gate_is_not_held(reference: Outputs) -> None:
+def test_without_labels_the_limits_are_not_met(reference: Outputs) -> None:
     unknown = replace(cases(8), labels=np.full((40, 2), np.nan, np.float32))
     parity = measure_parity(reference, reference, unknown, LIMITS["int8"])
     assert [text.split(" at most")[0] for text in parity.failures] == [
@@ -170,7 +170,7 @@ def test_few_images() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan])
-def test_what_is_no_number_fails(reference: Outputs, value: float) -> None:
+def test_values_that_are_not_numbers_fail(reference: Outputs, value: float) -> None:
     embedding, scores = reference.embedding.copy(), reference.scores.copy()
     embedding[0], scores[1, 1] = value, np.nan
     limits = replace(STRICT, ndcg=0.1)
@@ -195,7 +195,7 @@ def test_tolerances() -> None:
             LIMITS["int8"].changed(wrong)
 
 
-def test_the_table_says_what_is_beyond(reference: Outputs) -> None:
+def test_the_table_lists_exceeded_limits(reference: Outputs) -> None:
     embedding = reference.embedding.copy()
     embedding[10] = -embedding[0]
     text = measure_parity(reference, Outputs(embedding, reference.scores), cases(1), STRICT).table()

@@ -178,7 +178,7 @@ def test_equalised_channels_fill_one_range_with_the_same_answers(dense: bytes, i
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
-def test_equalising_leaves_alone_what_others_read(tiny_model: Path, mobile: bytes, images: Images) -> None:
+def test_equalising_leaves_shared_tensors_alone(tiny_model: Path, mobile: bytes, images: Images) -> None:
     for model in (tiny_model.read_bytes(), mobile):
         graph = quantisable(model)
         before = graph_bytes(graph)
@@ -203,7 +203,7 @@ def test_equalising_leaves_dead_channels_alone(tiny_model: Path, images: Images)
 
 
 @pytest.mark.usefixtures("exact_int8")
-def test_equalising_saves_small_channels(dense: bytes, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equalising_preserves_small_channels(dense: bytes, images: Images, monkeypatch: pytest.MonkeyPatch) -> None:
     (exact,) = answers(dense, images, "embedding")
     losses = [1 - cosines(exact, answers(to_int8(dense, images), images, "embedding")[0]).mean()]
     monkeypatch.setattr("cbmir.export.quantize_ort.equalise", lambda graph, images: None)
@@ -223,7 +223,7 @@ def test_tensors_that_meet_in_a_concat_share_one_scale(dense8: ir.Model) -> None
 
 
 @pytest.mark.usefixtures("exact_int8")
-def test_a_relu_is_not_lost_to_a_range_that_it_shares(tiny_model: Path, images: Images) -> None:
+def test_a_relu_is_kept_before_a_shared_range(tiny_model: Path, images: Images) -> None:
     """Half of the channels pass a ReLU and the others do not: their shared range extends below zero."""
     b = Builder(tiny_model)
     first = b.conv("centred", "first", (4, 1, 3, 3), strides=[4, 4], pads=[1] * 4)
@@ -248,7 +248,7 @@ def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, req
     assert head(found) == head(exact)
     assert kinds(found)[:1] == ["Cast"]
     assert [reader.op_type for reader in found.graph.inputs[0].consumers()] == ["Cast"]
-    assert all(value.uses() for value in found.graph.initializers.values())  # nothing is left over
+    assert all(value.uses() for value in found.graph.initializers.values())  # none is unused
     for node in of_kind(found, "Conv"):
         activation, weight = (value.producer() for value in node.inputs[:2] if value)
         assert activation and weight
@@ -261,7 +261,7 @@ def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, req
 
 @pytest.mark.usefixtures("exact_int8")
 @pytest.mark.parametrize("which", ["dense", "mobile"])
-def test_an_engine_runs_it_and_its_card_tells_of_it(
+def test_an_engine_runs_it_and_its_card_says_int8(
     which: str, images: Images, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(which)
@@ -282,7 +282,7 @@ def test_an_engine_runs_it_and_its_card_tells_of_it(
     np.testing.assert_allclose(found.scores, expected.scores, atol=0.1)
 
 
-def test_what_is_quantised_otherwise_has_another_space(tiny_model: Path, images: Images) -> None:
+def test_different_quantisations_have_different_fingerprints(tiny_model: Path, images: Images) -> None:
     model = tiny_model.read_bytes()
     layers = sensitive_layers(model, images)
     files = [
@@ -302,7 +302,7 @@ def test_a_layer_that_is_kept_stays_in_float(mobile: bytes, images: Images) -> N
     assert in_float == set(keep)
     (clip,) = of_kind(model, "Clip")
     before = clip.inputs[0].producer() if clip.inputs[0] else None
-    assert before and before.op_type == "Conv"  # nothing is rounded before it
+    assert before and before.op_type == "Conv"  # its input is not rounded
 
 
 def test_the_most_sensitive_layers_are_those_at_a_tensor_of_uneven_channels(tiny_model: Path, images: Images) -> None:
@@ -358,7 +358,7 @@ def test_ranges_by_hand(tiny_model: Path) -> None:
         (lambda i: i, {"keep": ["Conv:none"]}, "found Conv:none"),
     ],
 )
-def test_what_is_refused(change: Any, options: dict[str, Any], message: str, tiny_model: Path, images: Images) -> None:
+def test_refused_inputs(change: Any, options: dict[str, Any], message: str, tiny_model: Path, images: Images) -> None:
     with pytest.raises(UserError, match=message):
         to_int8(tiny_model.read_bytes(), change(images), **options)
 

@@ -144,7 +144,7 @@ def test_a_plan_and_its_sidecar_belong_together(tiny_model: Path, tmp_path: Path
     assert read_plan(path, info) == path.read_bytes()
 
 
-def test_a_failure_leaves_what_was_there(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failure_leaves_the_previous_file(tiny_model: Path, tmp_path: Path) -> None:
     path = tmp_path / "model.sm86.plan"
     path.write_bytes(b"older")
     broken = changed(tiny_model, lambda proto: setattr(proto.graph.node[4], "op_type", "Relux"))
@@ -187,7 +187,7 @@ def test_a_failing_builder_gives_its_message(tiny_model: Path, monkeypatch: pyte
         build_plan(tiny_model.read_bytes(), "sm86")
 
 
-def test_files_that_are_no_export_are_refused(tiny_model: Path, make_tiny_model: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_exports_are_refused(tiny_model: Path, make_tiny_model: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="bytes of an ONNX file"):
         build_plan(tiny_model.read_bytes()[:1000], "sm86")
     with pytest.raises(CardError, match="model card inside"):
@@ -201,7 +201,7 @@ def test_files_that_are_no_export_are_refused(tiny_model: Path, make_tiny_model:
         build_plan(tiny_model.read_bytes(), "sm86", max_batch=0)
 
 
-def test_targets_that_cannot_be_had_are_refused(tiny_model: Path) -> None:
+def test_unavailable_targets_are_refused(tiny_model: Path) -> None:
     with pytest.raises(EngineError, match=r"sm75, sm80, sm86, sm89.*found 'sm61'"):
         build_plan(tiny_model.read_bytes(), "sm61")
     with pytest.raises(EngineError, match="found 'sm61'"):
@@ -211,7 +211,7 @@ def test_targets_that_cannot_be_had_are_refused(tiny_model: Path) -> None:
         build_plan(tiny_model.read_bytes(), "current")
 
 
-def test_tensorrt_itself_builds_for_the_gpu_that_is_here_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_itself_builds_only_for_the_present_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(__version__="10.13")
     monkeypatch.setattr(tensorrt, "find_tensorrt", lambda *flavours: (fake, "tensorrt"))
     monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", "sm90", 80 << 30))
@@ -222,7 +222,7 @@ def test_tensorrt_itself_builds_for_the_gpu_that_is_here_alone(monkeypatch: pyte
         tensorrt._builder_for("sm86")
 
 
-def test_what_is_compiled_is_named_by_model_gpu_version_and_precision() -> None:
+def test_compiled_files_are_named_by_model_gpu_version_and_precision() -> None:
     names = {cache_key(*parts) for parts in (
         ("a" * 64, "NVIDIA A2/x", "10.1", "float32"), ("b" * 64, "NVIDIA A2/x", "10.1", "float32"),
         ("a" * 64, "NVIDIA A3/x", "10.1", "float32"), ("a" * 64, "NVIDIA A2/x", "10.2", "float32"),

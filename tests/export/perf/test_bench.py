@@ -67,7 +67,7 @@ class Recorder:
         return self.times
 
 
-def test_contenders_take_turns_and_another_begins_each_round() -> None:
+def test_contenders_take_turns_and_each_round_starts_with_another() -> None:
     calls: list[tuple[str, int, float]] = []
     times: Times = {}
     recorders = {name: Recorder(name, calls, [0.5]) for name in "abc"}
@@ -81,7 +81,7 @@ def test_contenders_take_turns_and_another_begins_each_round() -> None:
     assert times == {(batch, name): [[0.5]] * 3 for batch in (1, 8) for name in "abc"}
 
 
-def test_what_was_measured_stays_when_turns_are_stopped() -> None:
+def test_measurements_are_kept_when_turns_are_stopped() -> None:
     class Stopped(Recorder):
         def turn(self, batch: int, seconds: float) -> list[float]:
             if len(self.calls) == 3:
@@ -140,7 +140,7 @@ def test_summary() -> None:
     assert fourth.milliseconds == pytest.approx(70.0) and fourth.ratio == Ratio(1.0, 1.0, 1.0)
 
 
-def test_cosine_distances_are_the_largest_to_the_first_that_has_any() -> None:
+def test_cosine_distances_are_the_largest_to_the_first_with_an_embedding() -> None:
     first = np.array([[3, 4], [1, 0]], np.float32)
     other = np.array([[3, 4], [1, 1]], np.float32)
     found = cosine_distances({"random": None, "first": first, "other": other})
@@ -175,7 +175,7 @@ def test_a_folder_gives_each_of_its_files(tmp_path: Path) -> None:
     assert float32_file([tmp_path / "run.2.openvino-bf16.xml"]) == tmp_path / "run.2.onnx"
 
 
-def test_names_tell_contenders_apart(tmp_path: Path) -> None:
+def test_contenders_have_distinct_names(tmp_path: Path) -> None:
     one, other = tmp_path / "one" / "model.onnx", tmp_path / "other" / "model.onnx"
     found = model_contenders([one, other, tmp_path / "x.onnx"], engines=("onnxruntime", "openvino"))
     assert len({each.name for each in found}) == 6
@@ -186,7 +186,7 @@ def test_names_tell_contenders_apart(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+def test_missing_files_and_batches_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="in this folder, found none"):
         model_contenders([tmp_path])
     with pytest.raises(ModelError, match=r"expected model\.onnx beside"):
@@ -225,7 +225,7 @@ def test_a_bench(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert json.loads(json.dumps(report.to_json()))["speeds"][0]["rounds"] == list(report.speeds[0].rounds)
 
 
-def test_ctrl_c_leaves_what_was_measured_and_no_process(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_measurements_and_leaves_no_process(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = 0
     real = BenchProcess.turn
 
@@ -248,7 +248,7 @@ def test_ctrl_c_leaves_what_was_measured_and_no_process(tiny_model: Path, monkey
     assert multiprocessing.active_children() == []
 
 
-def test_what_goes_wrong_in_a_process_is_told(tmp_path: Path) -> None:
+def test_errors_in_a_process_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such model file"):
         bench([ModelContender("gone", tmp_path / "gone.onnx")], 8)
     with pytest.raises(EngineError, match=r"ending: its process ended \(exit code 3\)"):
