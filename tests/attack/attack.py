@@ -1,8 +1,8 @@
-"""The attacks of docs/security.md, each against its promise: `make attack`, by hand; minutes.
+"""Run the attacks of docs/security.md, each against its promise: `make attack`, by hand; it takes minutes.
 
     python tests/attack/attack.py [--seconds 600] [--only NAME] [--scale 0.1] [--write docs/security.md]
 
-A promise that was not kept is an exit code of 1, and stands in the table with the first reason.
+If a promise is not kept, the exit code is 1, and the table has the first reason.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BEGIN, _END = "<!-- attacks -->\n", "<!-- /attacks -->\n"
 
 @dataclass
 class Result:
-    """How often a promise was tried, and kept; the first reason why not."""
+    """How often a promise was tested and kept, and the first reason why it was not."""
 
     attack: str
     promise: str
@@ -54,7 +54,7 @@ class Result:
 
 
 def attempt(attack: Attack, lab: Lab, scale: float, seconds: float) -> Result:
-    """Run an attack for so long at most; one attempt at least. An error of the attack itself is no kept promise."""
+    """Run an attack for at most `seconds`, but at least once. An error in the attack itself counts as a failure."""
     result, start = Result(attack.name, attack.promise), time.monotonic()
     count = max(1, round(attack.count * scale))
     try:
@@ -73,7 +73,7 @@ def attempt(attack: Attack, lab: Lab, scale: float, seconds: float) -> Result:
 
 
 def table(results: list[Result]) -> str:
-    """Markdown."""
+    """The results as a Markdown table."""
     lines = ["| attack | count | promise | kept |", "|---|---|---|---|"]
     for one in results:
         reason = one.reason.replace("|", "/").replace("\n", " ")[:160]
@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("--write", type=Path, help="a page whose table is replaced")
     parser.add_argument("-o", "--output", type=Path, help="write the counts as JSON")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are ended
     logging.disable()
     warnings.simplefilter("ignore")
     chosen = [one for one in ATTACKS if not given.only or one.name in given.only]

@@ -1,4 +1,4 @@
-"""Attacks by files that others made: images, manifests, cards; and what cbmir itself writes of patients."""
+"""Attacks with hostile files (images, manifests, cards), and the protection of files that cbmir writes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from watch import cbmir, limited
 from cbmir.card import CARD_KEY
 from pacs_rig import make_radiograph
 
-_PATIENCE = 120.0  # seconds for a command: it loads libraries first, and others use the machine
+_PATIENCE = 120.0  # seconds for a command on a shared machine, with loading its libraries
 
 
 @attack(7)
@@ -39,7 +39,7 @@ def bombs_by_command(lab: Lab, count: int) -> Iterator[str]:
 
 
 def manifest(folder: Path, *images: object) -> Path:
-    """A manifest of images, and one good one."""
+    """Write a manifest of these images and a good one."""
     (folder / "good.png").write_bytes(png(1))
     header, row = "image,patient_id,split,Effusion,Mass,Nodule\n", "{},p,train,1,0,0\n"
     path = folder / "manifest.csv"
@@ -48,7 +48,7 @@ def manifest(folder: Path, *images: object) -> Path:
 
 
 def _bomb(folder: Path) -> Path:
-    """1.5 GB of rows by gzip."""
+    """1.5 GB of rows, gzipped."""
     (folder / "manifest.csv.gz").write_bytes(gzip_bomb(manifest(folder).read_bytes(), 1500))
     return folder / "manifest.csv.gz"
 
@@ -69,7 +69,7 @@ def _brackets_beside(folder: Path) -> Path:
 
 
 def _parquet_bomb(folder: Path) -> Path:
-    """Two columns of 200 million equal values, in some kilobytes."""
+    """Two columns of 200 million equal values, in a few kilobytes."""
     columns = {name: pyarrow.array(["x" * 50]).dictionary_encode() for name in ("image", "patient_id")}
     table = pyarrow.table(columns)
     with parquet.ParquetWriter(folder / "manifest.parquet", table.schema, use_dictionary=True) as writer:
@@ -108,7 +108,7 @@ def manifests(lab: Lab, count: int) -> Iterator[str]:
         yield told(name, cbmir("index", "build", lab.model, make(folder), "-o", folder / "g", seconds=_PATIENCE))
 
 
-#: A field of a card, and values that it cannot have.
+#: Field of a card -> invalid values.
 CARDS: dict[str, list[Any]] = {
     "thresholds": ["x", ["0.5", 0.9, None], [float("nan"), 0.9, None], [0.5, 0.9], {"a": 1}, [True, 0.9, None]],
     "sigma": ["0.7", float("nan"), float("inf"), -1, None, [0.7], True],

@@ -1,4 +1,4 @@
-"""Attacks on what is stored: kills, damage, a full disk, many writers at once."""
+"""Attacks on stored data: kills, damage, full disks, concurrent access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOAD = Path(__file__).resolve().parents[2] / "benchmarks" / "gallery_load.py"
 
 
 def steps(of: Iterator[object]) -> Iterator[str]:
-    """Each of them is an attempt that the promise survived; the first AssertionError ends them."""
+    """Turn checks into attempts: each one keeps the promise, until the first AssertionError."""
     let_the_index_propose_all()
     try:
         for _ in of:

@@ -1,4 +1,4 @@
-"""What an enemy sends: files that are small and cost much, and bytes that are no file."""
+"""Hostile input: small files that are expensive to decode, and bytes that are not files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = np.zeros((SIDE, SIDE), np.uint8)
 
 @cache
 def scan_bomb(side: int = 7000, scans: int = 3000) -> bytes:
-    """A blank progressive JPEG whose last scan is repeated: 417 KB that take 90 s with the default."""
+    """A blank progressive JPEG whose last scan is repeated: by default 417 KB that take 90 s."""
     stream = io.BytesIO()
     Image.new("L", (side, side)).save(stream, "JPEG", progressive=True)
     data = stream.getvalue()
@@ -28,7 +28,7 @@ def scan_bomb(side: int = 7000, scans: int = 3000) -> bytes:
 
 
 def dicom_scan_bomb(side: int = 7000, scans: int = 3000, syntax: str = JPEGBaseline8Bit, **tags: object) -> bytes:
-    """The same as the frame of a chest radiograph."""
+    """A chest radiograph with such a JPEG as its frame."""
     return make_dicom(SMALL, syntax=syntax, frame=scan_bomb(side, scans), Rows=side, Columns=side, **tags)
 
 
@@ -42,7 +42,7 @@ def tiff_bomb(side: int = 20_000) -> bytes:
 
 @cache
 def deflate_bomb(megabytes: int = 300) -> bytes:
-    """A deflated DICOM file that inflates to so much."""
+    """A deflated DICOM file that inflates to this many megabytes."""
     data = make_dicom(syntax=DeflatedExplicitVRLittleEndian)
     deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     zeros = b"".join(deflater.compress(bytes(2**20)) for _ in range(megabytes))
@@ -50,7 +50,7 @@ def deflate_bomb(megabytes: int = 300) -> bytes:
 
 
 def png_bomb(side: int = 100_000) -> bytes:
-    """A PNG whose header claims so many pixels a side."""
+    """A PNG whose header claims `side` x `side` pixels."""
     stream = io.BytesIO()
     Image.fromarray(SMALL).save(stream, "PNG")
     png = stream.getvalue()
@@ -59,7 +59,7 @@ def png_bomb(side: int = 100_000) -> bytes:
 
 
 def text_bomb(megabytes: int = 200) -> bytes:
-    """A PNG with a compressed text of so much."""
+    """A PNG with a compressed text of this many megabytes."""
     stream = io.BytesIO()
     Image.fromarray(SMALL).save(stream, "PNG")
     png = stream.getvalue()
@@ -68,7 +68,7 @@ def text_bomb(megabytes: int = 200) -> bytes:
 
 
 def gzip_bomb(start: bytes, megabytes: int) -> bytes:
-    """`start`, then so many megabytes of zeros, by gzip."""
+    """`start` and this many megabytes of zeros, gzipped."""
     stream = io.BytesIO()
     with gzip.open(stream, "wb", 9) as packed:
         packed.write(start)
@@ -78,11 +78,11 @@ def gzip_bomb(start: bytes, megabytes: int) -> bytes:
 
 
 def deep_json(depth: int = 200_000) -> bytes:
-    """Brackets in brackets."""
+    """Nested brackets."""
     return b"[" * depth + b"]" * depth
 
 
-#: Images that are small and cost much, by what they are.
+#: Description -> a small image that is expensive to decode.
 BOMBS: dict[str, Callable[[], bytes]] = {
     "JPEG of 3,000 scans": scan_bomb,
     "DICOM of 3,000 scans": dicom_scan_bomb,

@@ -1,4 +1,4 @@
-"""What attacks share: their list, and a small model with a gallery that they may look at."""
+"""Shared by attacks: their list, and a small model with a gallery, which they must not change."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ class Lab:
         return self.folder / "gallery"
 
     def new(self) -> Path:
-        """An empty folder."""
+        """A new empty folder."""
         made = self.folder / f"work-{next(self._numbers)}"
         made.mkdir()
         return made
 
 
 def png(number: int) -> bytes:
-    """An X-ray's file."""
+    """The PNG file of an X-ray."""
     stream = io.BytesIO()
     Image.fromarray(tiny_xray(number)).save(stream, "PNG")
     return stream.getvalue()
 
 
-#: Yields "" for each attempt against which the promise was kept, and why it was not for another.
+#: Yields for each attempt "" if the promise was kept, or the reason why not.
 Run = Callable[[Lab, int], Iterator[str]]
 
 
 @dataclass(frozen=True)
 class Attack:
-    """`count` attempts; the promise is the function's docstring. One that is `whole` is judged at its end alone."""
+    """An attack of `count` attempts; its promise is the function's docstring. If `whole`, it is only judged at the end."""
 
     run: Run
     count: int
@@ -87,7 +87,7 @@ ATTACKS: list[Attack] = []
 
 
 def attack(count: int, whole: bool = False) -> Callable[[Run], Run]:
-    """Add a function to the list, with so many attempts."""
+    """Add a function to the list, with this number of attempts."""
 
     def add(run: Run) -> Run:
         ATTACKS.append(Attack(run, count, whole))
@@ -97,10 +97,10 @@ def attack(count: int, whole: bool = False) -> Callable[[Run], Run]:
 
 
 def unless(condition: object, reason: object) -> str:
-    """ "" where the condition holds, else the reason."""
+    """ "" if the condition holds, else the reason."""
     return "" if condition else str(reason)
 
 
 def told(name: str, reason: str) -> str:
-    """The reason with what it is about, where there is one."""
+    """The reason, if there is one, after a name."""
     return f"{name}: {reason}" if reason else ""

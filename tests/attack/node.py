@@ -1,4 +1,4 @@
-"""Attacks on `cbmir pacs node`, in a process of its own that sends its reports to an archive in this one."""
+"""Attacks on `cbmir pacs node`, which runs in its own process and sends reports to an archive in this one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from broken_files import broken_data_sets
 from pacs_rig import CR, NodeProcess, Receiver, make_radiograph, node_process, receiving, send_all, store, wait_for
 
 _config.LOG_HANDLER_LEVEL = "none"
-PLACES = 4  # for senders, of a node here
+PLACES = 4  # for senders, in the nodes of these tests
 _STUDY = numbers(1)
 STATUSES = {0x0000, 0x0122, 0xA700, 0xA900, 0xC000}
 
@@ -42,12 +42,12 @@ def running(lab: Lab, archive: Receiver, state: Path, *options: str) -> Iterator
 
 
 def radiographs(count: int) -> list[bytes]:
-    """One for each of so many new studies."""
+    """One radiograph for each of `count` new studies."""
     return [make_radiograph(tiny_xray(number), study=number) for number, _ in zip(_STUDY, range(count), strict=False)]
 
 
 def sent(node: NodeProcess, files: list[bytes]) -> list[int]:
-    """Their statuses; -1 for all where there is no association, or it broke."""
+    """Send files, and return their statuses; -1 for all if there is no association or it breaks."""
     try:
         return send_all(node.port, files, patience=30)
     except (AssertionError, OSError):
@@ -55,7 +55,7 @@ def sent(node: NodeProcess, files: list[bytes]) -> list[int]:
 
 
 def settled(state: Path, seconds: float = 120) -> str:
-    """Wait until nothing waits: why not."""
+    """Wait until the queue is empty. Returns "", or the reason why it is not."""
     try:
         wait_for(lambda: not any((state / "spool").iterdir()), "the queue is empty", seconds)
     except AssertionError as error:
@@ -75,7 +75,7 @@ def kills_of_the_node(lab: Lab, count: int) -> Iterator[str]:
     acknowledged: set[str] = set()
     with receiving() as archive:
         for number in range(count + 1):
-            with running(lab, archive, state, "--attempts", "12") as node:  # a kill counts as one of a job's
+            with running(lab, archive, state, "--attempts", "12") as node:  # a kill counts as an attempt of a job
                 timer = threading.Timer(rng.uniform(0.05, 1.5), node.process.kill)
                 if number < count:
                     timer.start()
@@ -120,7 +120,7 @@ def broken_data_sets_to_the_node(lab: Lab, count: int) -> Iterator[str]:
 
 
 def good_study(node: NodeProcess, archive: Receiver, seconds: float = 60) -> Iterator[str]:
-    """It is acknowledged, and answered."""
+    """Check that a good study is acknowledged and answered."""
     (data,) = radiographs(1)
     start, study = time.monotonic(), study_of(data)
     yield unless(sent(node, [data]) == [0], "a good study was not taken")

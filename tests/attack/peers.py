@@ -17,8 +17,8 @@ from watch import resident
 
 from pacs_rig import node_process
 
-LOOKED_AT = 10.0  # seconds for each server; a second for a single one
-MOST_REQUESTS = 200  # within them, at an interval of a minute
+LOOKED_AT = 10.0  # seconds to observe each server; one second for a single attempt
+MOST_REQUESTS = 200  # during this time, at an interval of a minute
 MOST_MEMORY = 900.0  # MiB
 
 
@@ -31,7 +31,7 @@ PAGE = json.dumps([study(number) for number in range(200)]).encode()
 
 
 def same_page(ask: BaseHTTPRequestHandler) -> None:
-    """Whatever the offset is."""
+    """The same page for any offset."""
     begin(ask, len(PAGE))
     ask.wfile.write(PAGE)
 
@@ -46,7 +46,7 @@ def huge(ask: BaseHTTPRequestHandler) -> None:
 
 
 def dripping(ask: BaseHTTPRequestHandler) -> None:
-    """A byte a second, for ever."""
+    """One byte per second, for ever."""
     begin(ask)
     while True:
         ask.wfile.write(b"[")
@@ -59,14 +59,14 @@ def brackets(ask: BaseHTTPRequestHandler) -> None:
 
 
 def new_pages(ask: BaseHTTPRequestHandler) -> None:
-    """Always 200 studies more."""
+    """Always 200 new studies."""
     start = time.monotonic_ns()
     begin(ask)
     ask.wfile.write(json.dumps([study(start + number) for number in range(200)]).encode())
 
 
 def round_about(ask: BaseHTTPRequestHandler) -> None:
-    """A redirection to itself."""
+    """A redirect to itself."""
     ask.send_response(302)
     ask.send_header("Location", ask.path)
     ask.end_headers()
@@ -82,7 +82,7 @@ def begin(ask: BaseHTTPRequestHandler, length: int | None = None) -> None:
 
 @contextmanager
 def lying(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[str, list[str]]]:
-    """A server that answers so: its URL, and the paths that it was asked for."""
+    """Run a server with this answer, and yield its URL and a list of requested paths."""
     paths: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -90,7 +90,7 @@ def lying(answer: Callable[[BaseHTTPRequestHandler], None]) -> Iterator[tuple[st
             paths.append(self.path)
             try:
                 answer(self)
-            except OSError:  # it is not listened to any more
+            except OSError:  # the client has disconnected
                 return
 
         def log_message(self, *_: object) -> None:

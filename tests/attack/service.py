@@ -1,4 +1,4 @@
-"""Attacks on `cbmir serve`, in a process of its own."""
+"""Attacks on `cbmir serve`, which runs in its own process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from watch import resident
 from broken_files import broken_files
 from http_service import Service
 
-DEADLINE = 10.0  # seconds that the services here give an answer
-#: MiB that caches and the allocator may still take after the first requests; broken files may need large images' room.
+DEADLINE = 10.0  # seconds for an answer of these services
+#: MiB by which memory may grow after the first requests: caches, the allocator, and large images in broken files.
 GROWTH = 300
 
 
@@ -28,7 +28,7 @@ def serving(lab: Lab) -> object:
 
 
 def asked(service: Service, data: bytes) -> str:
-    """What is wrong with its answer."""
+    """Send a file, and return what is wrong with the answer."""
     start = time.monotonic()
     answer = httpx.post(f"{service.url}/v1/analyze", content=data, timeout=12 * DEADLINE, trust_env=False)
     seconds = time.monotonic() - start
@@ -38,7 +38,7 @@ def asked(service: Service, data: bytes) -> str:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 40) -> str:
-    """SIGTERM: why it does not end as it should."""
+    """Send SIGTERM, and return the reason if the process does not end properly."""
     process.send_signal(signal.SIGTERM)
     try:
         code = process.wait(seconds)
@@ -60,7 +60,7 @@ def bombs_over_http(lab: Lab, count: int) -> Iterator[str]:
             reason = answer.result()
             yield told(name, reason)
             yield unless((used := resident(service.process.pid)) < 3072, f"{name}: {used:.0f} MiB")
-        if count >= 3:  # again, and none is waited for
+        if count >= 3:  # again, without waiting for answers
             for data in (some[0][1], some[-1][1]):
                 pool.submit(asked, service, data)
             time.sleep(1)
@@ -108,7 +108,7 @@ def flood_of_requests(lab: Lab, count: int) -> Iterator[str]:
 POST = b"POST /v1/analyze HTTP/1.1\r\nHost: localhost\r\n"
 SEARCH = POST.replace(b"analyze", b"search") + b"Content-Type: application/json\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
-#: Bytes, and what may be answered: b"" where the connection is cut.
+#: Request -> bytes, and the allowed statuses; b"" if the connection may be closed.
 REQUESTS: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
     "40 KB of headers": (POST + b"X: " + b"y" * 40_000 + b"\r\n\r\n", (b"400", b"413", b"431", b"")),
     "40 KB of many headers": (POST + b"X: y\r\n" * 8000 + b"\r\n", (b"400", b"413", b"431", b"")),
@@ -126,7 +126,7 @@ REQUESTS: dict[str, tuple[bytes, tuple[bytes, ...]]] = {
 
 
 def said(service: Service, data: bytes) -> bytes:
-    """The status that bytes are answered with; b"" where the connection is cut."""
+    """Send bytes, and return the status of the answer; b"" if the connection is closed."""
     with service.connect() as connection:
         try:
             connection.sendall(data)

@@ -1,14 +1,14 @@
-"""`cbmir serve` and `cbmir pacs node` for an hour under good and hostile load: `make soak`, by hand.
+"""Run `cbmir serve` and `cbmir pacs node` for an hour under normal and hostile load: `make soak`, by hand.
 
     python tests/attack/soak.py MODEL GALLERY IMAGES [--seconds 3600] [-o soak/soak.json]
 
-Good: two HTTP clients that ask for an analysis each second, and a sender that stores a study every three.
-Hostile, a fifth of what is sent: bombs, broken files, malformed requests, idle and broken-off connections.
-It ends with an error where a promise was not kept:
+Normal load: two HTTP clients that request an analysis every second, and a sender with a study every three seconds.
+Hostile load, a fifth of all requests: bombs, broken files, malformed requests, idle and aborted connections.
+It fails if a promise is not kept:
 
 - every study that the node acknowledged is answered, under one UID;
-- the memory of both, with their workers, is at the end within 10% of that after ten minutes (a sixth of the time);
-- no answer over HTTP comes later than twice the deadline, and no good one is wrong.
+- at the end, the memory of both, with their workers, is within 10% of that after ten minutes (a sixth of the time);
+- no HTTP answer takes longer than twice the deadline, and all answers to normal requests are right.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from pacs_rig import CR, NodeProcess, make_radiograph, node_process, store, wait
 
 DEADLINE = 30.0  # seconds: the default of `cbmir serve --timeout`
 MOST_GROWTH = 1.10
-SAMPLE = 10.0  # seconds between two looks at the memory
+SAMPLE = 10.0  # seconds between two memory measurements
 HTTP_EVERY, NODE_EVERY, HOSTILE_EVERY = 1.0, 3.0, 3.0
 
 
 @dataclass
 class Log:
-    """What was sent, and what came back."""
+    """A record of requests and answers."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    slowest: dict[str, float] = field(default_factory=dict)  # seconds, by what was asked
+    slowest: dict[str, float] = field(default_factory=dict)  # seconds by kind of request
     wrong: list[str] = field(default_factory=list)
-    acknowledged: dict[str, float] = field(default_factory=dict)  # good studies, and when
-    reports: dict[str, set[str]] = field(default_factory=dict)  # UIDs of the reports on a study
+    acknowledged: dict[str, float] = field(default_factory=dict)  # good studies -> time
+    reports: dict[str, set[str]] = field(default_factory=dict)  # study -> UIDs of its reports
     memory: list[tuple[float, float, float]] = field(default_factory=list)  # seconds, MiB of serve, MiB of the node
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -75,7 +75,7 @@ class Log:
             self.slowest[what] = max(self.slowest.get(what, 0.0), seconds)
 
     def take_report(self, event: Any) -> int:
-        """As the archive: note which study has a report, and when."""
+        """As the archive, record which study has a report, and when."""
         study, uid = str(event.dataset.StudyInstanceUID), str(event.dataset.SOPInstanceUID)
         if study in self.acknowledged and study not in self.reports:
             self.note("report", "sent", time.monotonic() - self.acknowledged[study])
@@ -86,7 +86,7 @@ class Log:
 
 @dataclass
 class Load:
-    """What is sent, and where to."""
+    """The requests of all kinds, and their targets."""
 
     service: Service
     node: NodeProcess
@@ -102,7 +102,7 @@ class Load:
         self._idle: list[socket.socket] = []
 
     def every(self, seconds: float, *acts: Callable[[int], str]) -> threading.Thread:
-        """Act again and again until it is over, so many seconds apart, and note what each act says came of it."""
+        """Repeat the acts until the end, `seconds` apart, and record the outcome of each."""
 
         def run() -> None:
             due = time.monotonic()
@@ -179,7 +179,7 @@ class Load:
         return "sent"
 
     def idle_connections(self, _: int) -> str:
-        """32 of them, until the next 32 come."""
+        """Open 32 connections, which stay until the next 32 are opened."""
         for one in self._idle:
             one.close()
         self._idle = [socket.create_connection(("127.0.0.1", self.node.port), timeout=30) for _ in range(32)]
@@ -187,7 +187,7 @@ class Load:
 
 
 def soak(model: str, gallery: str, images: list[Path], seconds: float) -> dict[str, Any]:
-    """Run it; the figures, in plain values."""
+    """Run the load, and return the figures as JSON types."""
     log = Log()
     archive = AE(ae_title="ARCHIVE")
     archive.supported_contexts = AllStoragePresentationContexts
@@ -236,13 +236,13 @@ def soak(model: str, gallery: str, images: list[Path], seconds: float) -> dict[s
         for name, process in (("serve", service.process), ("the node", node.process)):
             process.send_signal(signal.SIGTERM)
             code = process.wait(2 * DEADLINE)
-            if code not in (0, -signal.SIGTERM):  # uvicorn raises the signal again at its end
+            if code not in (0, -signal.SIGTERM):  # uvicorn raises the signal again when it ends
                 log.wrong.append(f"{name} ended with {code} after SIGTERM")
     return judged(log)
 
 
 def judged(log: Log) -> dict[str, Any]:
-    """The figures and whether each promise was kept."""
+    """The figures, and whether each promise was kept."""
     seconds = log.memory[-1][0]
     unanswered = sorted(set(log.acknowledged) - set(log.reports))
     doubled = sorted(study for study in log.acknowledged if len(log.reports.get(study, ())) > 1)
@@ -265,7 +265,7 @@ def judged(log: Log) -> dict[str, Any]:
 
 
 def say(log: Log, passed: float) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     _, serve, node = log.memory[-1]
     sys.stderr.write(
         f"{passed:5.0f} s  serve {serve:.0f} MiB  node {node:.0f} MiB  {log.counts.total()} sent, "
@@ -281,7 +281,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("-o", "--output", type=Path, help="write the figures as JSON")
     given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what it started is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that child processes are ended
     figures = soak(given.model, given.gallery, sorted(given.images.rglob("*.png"))[:40], given.seconds)
     if given.output:
         write_json(given.output, figures | {"machine": describe_machine()})

@@ -1,4 +1,4 @@
-"""Each attack once or twice, so that the script cannot rot: `make attack` tries them all."""
+"""Run each attack once or twice, so that the script keeps working; `make attack` runs them fully."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ for name in ("imagecodecs", "httpx", "pynetdicom", "gradio", "fastapi", "pyarrow
 
 
 def load() -> ModuleType:
-    """The script, which finds its parts by `sys.path`."""
+    """Load the script, which imports its parts through `sys.path`."""
     before = sys.path[:]
     spec = importlib.util.spec_from_file_location("attack", Path(__file__).parent / "attack.py")
     assert spec is not None and spec.loader is not None
@@ -38,7 +38,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(autouse=True)
 def _search_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attacks on galleries have the index propose all, which is put back."""
+    """Attacks on galleries let the index propose all entries; this restores the settings."""
     for name in ("_AND", "_AND_RANKED"):
         monkeypatch.setattr(search, name, getattr(search, name))
 

@@ -1,4 +1,4 @@
-"""Processes that are watched: how long they take, and how much memory with all that they started."""
+"""Run processes with limits on time, and on memory including their descendants."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-_LOOK = 0.05  # seconds between two looks
+_LOOK = 0.05  # seconds between two checks
 
 
 def tree(pid: int) -> list[int]:
@@ -22,13 +22,13 @@ def tree(pid: int) -> list[int]:
         for thread in Path(f"/proc/{one}/task").glob("*/children"):
             try:
                 found += map(int, thread.read_text().split())
-            except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            except (FileNotFoundError, ProcessLookupError):  # the process has just ended
                 continue
     return found
 
 
 def resident(pid: int) -> float:
-    """MiB of a process and its descendants now; 0 of one that has ended."""
+    """Current MiB of a process and its descendants; 0 if it has ended."""
     total = 0
     for one in tree(pid):
         try:
@@ -39,12 +39,12 @@ def resident(pid: int) -> float:
 
 
 def cbmir(*words: object, seconds: float = 60, mebibytes: float = 2048) -> str:
-    """Run `cbmir WORDS`: "" where it ended well or by an error of its own; else what was wrong."""
+    """Run `cbmir WORDS`. Returns "" after success or an expected error, else what went wrong."""
     return limited([sys.executable, "-m", "cbmir", *map(str, words)], seconds, mebibytes)
 
 
 def limited(command: Sequence[str], seconds: float, mebibytes: float) -> str:
-    """The same for a command."""
+    """Run a command within limits. Returns like `cbmir`."""
     with tempfile.TemporaryFile("w+") as said:
         start = time.monotonic()
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)

@@ -1,4 +1,4 @@
-"""Attacks on `cbmir demo`, in a process of its own."""
+"""Attacks on `cbmir demo`, which runs in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hostile import deep_json
 from lab import Lab, attack, png, told, unless
 from watch import resident
 
-GROWTH = 400  # MiB that a demo may take more, whatever it is sent
+GROWTH = 400  # MiB by which a demo's memory may grow
 _MIB = bytes(2**20)
 
 
@@ -29,7 +29,7 @@ class Demo:
     folder: Path  # its temporary files
 
     def post(self, path: str, data: object, **headers: str) -> str:
-        """The status, or what ended it."""
+        """Send a POST request, and return the status or the error."""
         try:
             answer = httpx.post(self.url + path, content=data, headers=headers, timeout=120, trust_env=False)  # type: ignore[arg-type]
         except httpx.HTTPError as error:
@@ -37,7 +37,7 @@ class Demo:
         return str(answer.status_code)
 
     def kept(self) -> float:
-        """MiB of its temporary files."""
+        """MiB of the demo's temporary files."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file()) / 2**20
 
 
@@ -56,7 +56,7 @@ def demo(lab: Lab) -> Iterator[Demo]:
 
 
 def megabytes(count: int, start: bytes = b"") -> Iterator[bytes]:
-    """A body of so many, in chunks."""
+    """A body of `count` megabytes, in chunks."""
     yield start
     for _ in range(count):
         yield _MIB
@@ -96,7 +96,7 @@ def bodies_to_the_demo(lab: Lab, count: int) -> Iterator[str]:
         yield unless(httpx.get(page.url, trust_env=False, timeout=60).status_code == 200, "the page is away")
 
 
-#: What Gradio offers and the page does not use.
+#: Gradio's routes that the page does not use.
 ROUTES = (
     ("POST", "/gradio_api/deep_link?session_hash=x"), ("GET", "/gradio_api/deep_link?session_hash=x"),
     ("GET", "/gradio_api/file={upload}"), ("GET", "/file={upload}"), ("GET", "/gradio_api/file/{upload}"),

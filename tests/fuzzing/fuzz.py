@@ -1,10 +1,10 @@
-"""Coverage-guided fuzzing (atheris) of the readers of images and tables, and of the HTTP upload: `make fuzz`, by hand.
+"""Coverage-guided fuzzing (atheris) of the image and table readers and the HTTP upload: `make fuzz`, by hand.
 
     python tests/fuzzing/fuzz.py [--seconds 600] [--timeout 10] [--target reader|upload|table] [--keep DIR]
 
-A crash, an exception that is no ImageError (of a table: no ManifestError or SplitError), an answer of 500 or above, ten
-seconds for one file or more than a gigabyte ends it; the file then lies in DIR. Make it small, put it into finds/ (a
-table as table-…) with a line in its README.md, and mend.
+It ends after a crash, an unexpected exception (for images any except ImageError, for tables any except ManifestError
+and SplitError), a status of 500 or more, ten seconds for one file, or more than a gigabyte of memory; the file is then
+in DIR. Minimise it, add it to finds/ (a table as table-…) with a line in README.md there, and fix the bug.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def main() -> int:
         command += [f"-max_total_time={given.seconds}", f"-timeout={given.timeout}"]
         command += [f"-artifact_prefix={given.keep}/{target}-", str(corpus)]
         codes.append(subprocess.run(command, check=False).returncode)
-    return int(any(codes))  # a signal is a negative code
+    return int(any(codes))  # negative after a signal
 
 
 def seeds(target: str) -> dict[str, bytes]:
-    """Good files of a target, to begin with."""
+    """Valid files for a target, to start with."""
     if target == "table":
         from broken_tables import whole_tables
 
@@ -57,11 +57,11 @@ def seeds(target: str) -> dict[str, bytes]:
 def run(target: str, arguments: list[str]) -> None:
     import atheris
 
-    warnings.simplefilter("error")  # a library's warning that gets out is a find
+    warnings.simplefilter("error")  # a warning that escapes from a library is a find
     with atheris.instrument_imports(include=["cbmir", "pydicom"]):
-        whole = seeds(target)  # which imports pydicom
+        whole = seeds(target)  # imports pydicom
         one_input = {"reader": reader, "upload": upload, "table": table}[target]()
-        for data in whole.values():  # imports all that is imported when it is first needed
+        for data in whole.values():  # triggers all lazy imports
             one_input(data)
     atheris.Setup([sys.argv[0], *arguments], one_input)
     atheris.Fuzz()
@@ -93,7 +93,7 @@ def table() -> Any:
 
 
 def upload() -> Any:
-    """The HTTP service in this process, of a tiny model and no gallery."""
+    """The HTTP service in this process, with a tiny model and without a gallery."""
     import tempfile
 
     from fastapi.testclient import TestClient

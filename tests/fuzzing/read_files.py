@@ -1,9 +1,9 @@
-"""Run by the tests: reads files as a process of its own, which they may crash, stall or swell.
+"""Read files in a separate process, which they may crash, stall or fill with data. The tests run it.
 
     python tests/fuzzing/read_files.py DIR
 
-Prints a line of JSON a file: its name, what became of it, and the most memory so far (MiB). Exits with a traceback
-where one takes more than ten seconds.
+Prints one line of JSON per file: its name, the outcome, and the peak memory so far (MiB). Exits with a traceback if a
+file takes more than ten seconds.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main(folder: Path) -> None:
 
 
 def most_memory() -> int:
-    """MiB that this process has held at most. `resource` would not do: its figure begins with that of the process which
-    started this one, and a whole test run holds more than a gigabyte."""
+    """Peak memory of this process in MiB. `resource` does not work here: its value starts at that of the parent, and a
+    test run has more than a gigabyte."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) // 1024
 

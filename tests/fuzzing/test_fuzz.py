@@ -1,4 +1,4 @@
-"""`make fuzz` fails where a target ended by an error or by a signal."""
+"""`make fuzz` fails if a target ends with an error or a signal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("imagecodecs")  # encodes some of the files that it begins with
+pytest.importorskip("imagecodecs")  # encodes some of the initial files
 
 
 @pytest.mark.parametrize(("codes", "code"), [([0, 0, 0], 0), ([0, 77, 0], 1), ([-9, 0, 0], 1)])
@@ -17,7 +17,7 @@ def test_a_target_that_ends_badly(codes: list[int], code: int, tmp_path: Path, m
     spec = importlib.util.spec_from_file_location("fuzz", Path(__file__).parent / "fuzz.py")
     assert spec is not None and spec.loader is not None
     fuzz = importlib.util.module_from_spec(spec)
-    monkeypatch.setattr(sys, "path", [*sys.path])  # it adds the helpers
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds the helpers
     spec.loader.exec_module(fuzz)
     ended = iter(codes)
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Broken files through the reader: an image or a typed error, in ten seconds, in a gigabyte, and no crash."""
+"""Reading broken files: an image or a typed error within ten seconds and a gigabyte, and no crash."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("imagecodecs")  # encodes some of the files that are broken here
+pytest.importorskip("imagecodecs")  # encodes some of the files
 from broken_files import broken_files, whole_files
 from dicom_files import make_dicom
 
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 
 
 def outcomes(folder: Path) -> list[dict[str, Any]]:
-    """What became of each file of a folder, read by a process of its own."""
+    """The outcome of each file in a folder, read in a separate process."""
     command = [sys.executable, "-W", "error", HERE / "read_files.py", folder]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = [json.loads(line) for line in child.stdout.splitlines()]
@@ -58,7 +58,7 @@ def test_broken_files(count: int, tmp_path: Path) -> None:
 
 
 def test_what_was_found_before(tmp_path: Path) -> None:
-    """Files that once crashed, stalled or swelled something; see finds/README.md."""
+    """Files that once caused a crash, a stall or too much memory; see finds/README.md."""
     finds = [path for path in (HERE / "finds").iterdir() if path.suffix != ".md"]
     for path in finds:
         shutil.copy(path, tmp_path)
@@ -67,7 +67,7 @@ def test_what_was_found_before(tmp_path: Path) -> None:
 
 
 def absurd_files() -> dict[str, bytes]:
-    """Headers that are whole, and built to cost: each is read or refused like any other."""
+    """Valid headers that are built to be expensive: each file is read or refused like any other."""
     plain = make_dicom()
     pixels = plain.rindex(b"\xe0\x7f\x10\x00")
     depth = 3000
@@ -97,7 +97,7 @@ def test_headers_that_are_built_to_cost(tmp_path: Path) -> None:
     found = {line["file"]: line["outcome"].split(":")[0] for line in outcomes(tmp_path)}
     assert found == {
         "elements.dcm": "DamagedImageError",
-        "items.dcm": "DicomImageError",  # the view's code is none
+        "items.dcm": "DicomImageError",  # the view's code is not valid
         "nested.dcm": "DamagedImageError",
         "unclosed.dcm": "DamagedImageError",
         "windows.dcm": "uint8",

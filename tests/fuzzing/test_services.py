@@ -1,4 +1,4 @@
-"""Broken files through the HTTP service and the node: each is answered, both stay up, memory stays flat."""
+"""Broken files sent to the HTTP service and the node: each is answered, both stay up, memory stays flat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-pytest.importorskip("imagecodecs")  # encodes some of the files that are broken here
+pytest.importorskip("imagecodecs")  # encodes some of the files
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi")
 pynetdicom = pytest.importorskip("pynetdicom")
@@ -32,12 +32,12 @@ from pacs_rig import CR, make_radiograph, send_all, store, wait_for  # noqa: E40
 pytestmark = pytest.mark.slow
 
 WARM, COUNT = 60, 200
-#: MiB that caches and the allocator may still take after the first files.
+#: MiB by which caches and the allocator may grow after the first files.
 GROWTH = 64
 
 
 def resident(process: int | str = "self") -> float:
-    """MiB of a process now."""
+    """Current MiB of a process."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
@@ -48,7 +48,7 @@ def live(tiny_model: Path, tiny_gallery: Path) -> Iterator[ReloadableFinder]:
 
 
 def test_the_http_service(tiny_model: Path, tiny_gallery: Path) -> None:
-    """As it runs: a process of its own, by a socket."""
+    """It runs as in production: in its own process, with a socket."""
     statuses: Counter[int] = Counter()
     given = ("--model", str(tiny_model), "--gallery", str(tiny_gallery))
     with (
@@ -73,7 +73,7 @@ def test_the_http_service(tiny_model: Path, tiny_gallery: Path) -> None:
 
 
 class Archive:
-    """A destination that counts."""
+    """A destination that counts results."""
 
     def __init__(self) -> None:
         self.sent: list[ResultObject] = []
@@ -85,7 +85,7 @@ class Archive:
 def test_the_node(
     live: ReloadableFinder, tmp_path: Path, make_xray: Callable[..., NDArray[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Every C-STORE has its status, every job is settled, and what is good afterwards gets its report."""
+    """Every C-STORE gets a status, every job ends, and good files afterwards get reports."""
     archive, statuses = Archive(), Counter[int]()
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=1, first_delay=0) as queue:
         workers = Workers(queue, live, archive, count=1)
@@ -116,7 +116,7 @@ def test_the_node(
             node.stop()
             workers.stop()
         reasons = [json.loads(path.read_text())["reason"] for path in (queue.folder / DEAD_LETTERS).glob("*.json")]
-        assert not any("unexpected" in reason for reason in reasons)  # refused, or damaged
+        assert not any("unexpected" in reason for reason in reasons)  # only refused or damaged
     assert sum(statuses.values()) == COUNT
     assert set(statuses) <= {0x0000, 0x0122, 0xA900, 0xC000}
     assert statuses[0x0000] > 20

@@ -1,4 +1,4 @@
-"""Broken tables through every reader of tables: a manifest or a typed error."""
+"""Broken tables in every reader of tables: a manifest or a typed error."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_broken_tables(count: int, tmp_path: Path) -> None:
 
 
 def test_what_was_found_before(tmp_path: Path) -> None:
-    """Tables that once raised something else; see finds/README.md."""
+    """Tables that once raised other errors; see finds/README.md."""
     for path in (HERE / "finds").glob("table-*"):
         read_as_table(path.read_bytes(), tmp_path)
