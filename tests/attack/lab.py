@@ -68,7 +68,7 @@ Run = Callable[[Lab, int], Iterator[str]]
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of `count` attempts; its promise is the function's docstring. If `whole`, it is only judged at the end."""
+    """An attack of `count` attempts; its promise is the function's docstring. If `whole`, only its end is judged."""
 
     run: Run
     count: int
