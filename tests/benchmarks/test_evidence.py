@@ -1,4 +1,4 @@
-"""The script behind docs/evidence.md: its measures by hand, the places of findings, and a small run."""
+"""The script for docs/evidence.md: measures computed by hand, places of findings, and a small run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def phantoms(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(phantoms: Path, make_tiny_run: Callable[..., Path]) -> Path:
-    """Untrained, at 96 pixels: 3x3 cells."""
+    """An untrained run at 96 pixels, with 3x3 cells."""
     none = (None,) * 10
     return make_tiny_run(
         phantoms.parent / "run", phantoms, card={"thresholds": none, "calibration": none}, image_size=96
@@ -53,14 +53,14 @@ def run(phantoms: Path, make_tiny_run: Callable[..., Path]) -> Path:
 
 
 def test_the_pointing_game_by_hand(script: ModuleType) -> None:
-    """Cells of 10 pixels: the middle of the upper right one is row 5, column 15."""
+    """Cells have 10 pixels: the centre of the upper right one is at row 5, column 15."""
     region = np.zeros((20, 20), bool)
     region[5, 15] = True
     maps = np.array([[[0, 2], [1, 0]], [[3, 0], [0, 0]]], float)
     assert script.hit(maps[:1], region) == 1
     assert script.hit(maps[1:], region) == 0
     assert script.hit(maps, region) == 0.5
-    assert script.hit(np.zeros((1, 2, 2)), region) == 0.25  # all are the greatest
+    assert script.hit(np.zeros((1, 2, 2)), region) == 0.25  # all are the largest
     assert script.hit(np.arange(400.0).reshape(1, 20, 20), region) == 0
 
 
@@ -73,7 +73,7 @@ def test_a_tolerance_is_a_part_of_the_side(script: ModuleType) -> None:
 
 
 def test_iou_by_hand(script: ModuleType) -> None:
-    """A map of as many cells as pixels; from the upper quartile on these are the last row of four."""
+    """The map has as many cells as pixels; the last of four rows is above the upper quartile."""
     maps = np.arange(16.0).reshape(1, 4, 4)
     region = np.zeros((4, 4), bool)
     region[2:, :2] = True
@@ -92,7 +92,7 @@ def test_correlations_by_hand(script: ModuleType) -> None:
 
 
 def test_boxes_lie_where_the_model_sees_them(script: ModuleType, tmp_path: Path) -> None:
-    """A box of the upper right quarter; the model sees the middle 64 of 80."""
+    """The box is the upper right quarter; the model sees the central 64 of 80 pixels."""
     boxes = {"a": (Box("Infiltration", 0.5, 0, 0.5, 0.5),), "b": (Box("Mass", 0, 0, 0.01, 0.01),), "c": ()}
     rows = tuple(
         Row(tmp_path / f"{name}.jpg", name, (0,) * 14, split="test" if name == "a" else "train", boxes=drawn)
@@ -132,7 +132,7 @@ def test_a_phantoms_findings_lie_on_their_side(script: ModuleType, phantoms: Pat
 def test_on_mean_features_grad_cam_is_the_map_less_the_images_own(
     script: ModuleType, run: Path, phantoms: Path
 ) -> None:
-    """d cos(e, p) / dF = (p - cos e) / (n |f|) in every cell, so the library's map is known; it cuts below 0."""
+    """d cos(e, p) / dF = (p - cos e) / (n |f|) in every cell, so the library's map is known; it is clipped at 0."""
     from cbmir.runtime import evidence_map
     from cbmir.training.run import load_model
 

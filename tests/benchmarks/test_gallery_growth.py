@@ -1,4 +1,4 @@
-"""docs/gallery.md and the script that fills it belong together; its arithmetic, and one small run."""
+"""docs/gallery.md matches the script that fills it; the script's arithmetic, and one small run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAGE = ROOT / "docs" / "gallery.md"
 
 @pytest.fixture(scope="module")
 def growth() -> Iterator[ModuleType]:
-    """The script, as it is imported by the processes that it starts."""
+    """The script, imported as its child processes import it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         yield importlib.import_module("gallery_growth")
@@ -35,7 +35,7 @@ def row(name: str, setting: int, recall: float, ratio: float, index_mb: float = 
 
 @pytest.fixture
 def report() -> dict[str, Any]:
-    """Worked out by hand: int8 reaches what was aimed at, bf16 is too slow, and the filter too."""
+    """A made-up report in which int8 reaches its aim, and bf16 and the filter are too slow."""
     rows = [
         row("cbmir gallery", 1000, 0.998, 3.0), row("cbmir gallery", 1, 1.0, 4.0), row("cbmir bf16", 0, 0.992, 1.2),
         row("cbmir int8", 0, 0.996, 0.8), row("faiss HNSW", 64, 0.9945, 1.0, 440.0), row("faiss HNSW", 16, 0.981, 0.5),
@@ -56,7 +56,7 @@ def test_the_mixture_repeats_and_differs(growth: ModuleType) -> None:
     np.testing.assert_allclose(np.linalg.norm(block, axis=1), 1, atol=1e-6)
     assert block.dtype == np.float32 and (block >= 0).all()
     cosines = one.block(0, 400) @ one.block(1, 400).T
-    assert 0.7 < cosines.mean() < 0.85  # as embeddings of chest radiographs have
+    assert 0.7 < cosines.mean() < 0.85  # as for embeddings of chest radiographs
 
 
 def test_truth_is_brute_force(growth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_aims(growth: ModuleType, report: dict[str, Any]) -> None:
     for one in report["rows"]:
         if one["name"] == "faiss HNSW":
             one["recall"] = 0.9
-    assert "latency of `faiss HNSW 64` (recall 0.9000) | 0.9920" in growth.aims_table([report])  # none finds as many
+    assert "latency of `faiss HNSW 64` (recall 0.9000) | 0.9920" in growth.aims_table([report])  # none has this recall
 
 
 def test_every_table_and_the_chart(growth: ModuleType, report: dict[str, Any], tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_the_page_has_a_place_for_each_section(growth: ModuleType, report: dict[
 
 
 def test_a_small_run(growth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every figure is there, and what is found is right."""
+    """All figures are present, and the neighbours are right."""
     pytest.importorskip("faiss")
     monkeypatch.setattr(growth, "names", lambda count: ["cbmir gallery", "cbmir int8", "faiss HNSW"])
     monkeypatch.setattr(growth, "ROUNDS", 2)

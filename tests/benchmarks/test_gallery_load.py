@@ -1,4 +1,4 @@
-"""The load test, short: a fixed number of writes while others read, and every answer checked."""
+"""A short load test: a fixed number of writes during searches, with every answer checked."""
 
 from __future__ import annotations
 

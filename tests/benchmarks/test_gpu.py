@@ -1,4 +1,4 @@
-"""benchmarks/gpu.sh as far as a CPU allows: its plan, its arguments, parity of this machine's engines, its table."""
+"""The parts of benchmarks/gpu.sh that run on a CPU: plan, arguments, parity of this machine's engines, and table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_CARD = (False, "No card")
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module benchmarks/gpu.py, on a machine without a card."""
+    """The module benchmarks/gpu.py, on a machine without a GPU."""
     monkeypatch.syspath_prepend(str(FOLDER))
     module = importlib.import_module("gpu")
     monkeypatch.setattr(module, "find_card", lambda: NO_CARD)
@@ -155,7 +155,7 @@ def test_the_table_holds_every_figure(gpu: Any) -> None:
 
 
 def test_the_error_is_a_share_of_the_distance_between_images(steps: Any) -> None:
-    """Two images 2 apart, one of them moved by 0.1: 0.1 / 2."""
+    """Two images are 2 apart, and one of them moves by 0.1: 0.1 / 2."""
     reference = SimpleNamespace(embedding=np.array([[1.0, 0.0], [-1.0, 0.0]]), scores=np.array([[0.5], [0.25]]))
     found = SimpleNamespace(embedding=np.array([[1.0, 0.1], [-1.0, 0.0]]), scores=np.array([[0.5], [0.375]]))
     assert steps.differences(reference, found) == (pytest.approx(0.05), 0.125)

@@ -1,4 +1,4 @@
-"""What the scripts of benchmarks/ import from cbmir is there, also where it is imported inside a function."""
+"""All names that the scripts in benchmarks/ import from cbmir exist, also for imports inside functions."""
 
 from __future__ import annotations
 

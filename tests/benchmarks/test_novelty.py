@@ -1,4 +1,4 @@
-"""The script behind docs/novelty.md, on images that take a moment."""
+"""The script for docs/novelty.md, on a few small images."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_small_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Images that are bright above and dark below: upside down, each is flagged."""
+    """The images are bright at the top and dark at the bottom: upside down, each is flagged."""
     ramp = np.linspace(230, 20, 64)[:, None] * np.ones((64, 64))
     rows = []
     for n in range(130):
@@ -44,5 +44,5 @@ def test_a_small_run(
     table = {cells[0]: cells[1:] for cells in (line.strip("| ").split(" | ") for line in printed[4:])}
     assert set(table) == {*script["QUERIES"], *(f"drawn: {kind.__name__}" for kind in KINDS), "noise"}
     assert table["chests, as they are"][2] == "0.50"
-    # Too small for the check of the picture.
+    # Too small for the picture check.
     assert table["chests, turned by 180°"] == ["10", "100.0%", "1.00", "100.0%", "1.00", "0.0%"]

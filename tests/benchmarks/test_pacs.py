@@ -1,4 +1,4 @@
-"""The node's benchmark, small: every study is answered, and what was measured is written."""
+"""A small run of the node's benchmark: every study is answered, and the figures are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/performance.md and the script that fills it belong together."""
+"""docs/performance.md matches the script that fills it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def performance() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def report() -> BenchReport:
-    """Worked out by hand: in both rounds the bfloat16 file takes a tenth of PyTorch's time, float32 a half."""
+    """A made-up report: in both rounds the bfloat16 file takes a tenth of PyTorch's time, the float32 file half."""
     rounds = {"peer torch": (100, 200), "model.onnx": (50, 100), "model.openvino-bf16.xml": (10, 20),
               "model.int8.onnx": (20, 50), "peak bfloat16": (5, 10)}  # fmt: skip
     times = {(1, name): [[one / 1000, one / 1000] for one in values] for name, values in rounds.items()}

@@ -1,4 +1,4 @@
-"""The benchmark of searches by region: gains, boxes and chance, worked out by hand."""
+"""The benchmark of searches by region: gains, boxes and chance, computed by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_gains(script: dict[str, Any]) -> None:
 
 
 def test_a_box_around_a_place(script: dict[str, Any]) -> None:
-    """The model sees from 8% to 92% of a side: of its 4 columns the second and third go from 29% to 71%."""
+    """The model sees 8% to 92% of a side: the second and third of 4 columns cover 29% to 71%."""
     seen = np.zeros((4, 4), bool)
     seen[0, 1:3] = True
     spec = PreprocessSpec(resize=100, crop=84)
@@ -37,7 +37,7 @@ def test_a_box_around_a_place(script: dict[str, Any]) -> None:
 
 
 def test_chance(script: dict[str, Any]) -> None:
-    """A window of 0.42 can have its middle between 0.29 and 0.71 of each side; a quarter of those lie in the truth."""
+    """The centre of a window of 0.42 is between 0.29 and 0.71 of each side; a quarter of these are in the true box."""
     spec = PreprocessSpec(resize=100, crop=84)
     place, truth = (0.08, 0.08, 0.5, 0.5), (0.0, 0.5, 0.5, 1.0)
     assert script["_chance"](place, truth, spec) == pytest.approx(0.25)
