@@ -21,7 +21,7 @@ def test_the_linter_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_the_build_is_given_what_it_needs() -> None:
+def test_the_build_context_has_all_it_needs() -> None:
     given = {line[1:] for line in (ROOT / ".dockerignore").read_text("utf-8").splitlines() if line.startswith("!")}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     folders = {package.split(".")[1] for package in project["tool"]["setuptools"]["packages"] if "." in package}

@@ -60,7 +60,7 @@ def test_an_engine_gives_no_scores(embedding_model: Path, tiny_model: Path, coun
         assert found.feature_map is not None and len(found.feature_map) == count
 
 
-def test_a_file_with_scores_is_no_embedding_model(
+def test_a_file_with_scores_is_not_an_embedding_model(
     tmp_path: Path, tiny_card: ModelCard, embedding_model: Path, make_tiny_model: Callable[..., Path]
 ) -> None:
     with open_engine(embedding_model, threads=1) as engine:
@@ -90,7 +90,7 @@ def wanted_labels(id: str, finder: Finder) -> tuple[str, ...]:
     return tuple(sorted(finder.gallery.entry(id).positive))
 
 
-def test_what_needs_findings_is_refused(finder: Finder, image: Path, embedding_model: Path) -> None:
+def test_requests_that_need_findings_are_refused(finder: Finder, image: Path, embedding_model: Path) -> None:
     with pytest.raises(UserError, match="expected a model that scores findings"):
         finder.search_by_findings(["Mass"])
     with pytest.raises(UserError, match="rank by nearness"):
@@ -121,7 +121,7 @@ def test_the_command_line(
     assert run("embed", embedding_model, tiny_manifest, "-o", tmp_path / "embeddings.npz") == 0
 
 
-def test_evaluating_measures_retrieval_alone(embedding_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
+def test_evaluation_measures_only_retrieval(embedding_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     assert run("evaluate", embedding_model, tiny_manifest, "-k", 3, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["all queries"]["ndcg"]["value"] is not None and set(found["auc_by_label"]) == {
@@ -133,7 +133,7 @@ def test_evaluating_measures_retrieval_alone(embedding_model: Path, tiny_manifes
     assert "This model scores no findings" in text and "At the thresholds" not in text and "| AUC |  |" not in text
 
 
-def test_parity_compares_what_there_is(embedding_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
+def test_parity_compares_only_embeddings(embedding_model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     assert run("parity", embedding_model, embedding_model, tiny_manifest) == 0
     text = capsys.readouterr().out
     assert "unchanged top-10 neighbours" in text and "nan" not in text and "AUC" not in text and "scores" not in text

@@ -101,6 +101,6 @@ def test_commands_take_the_options_shown(command: str) -> None:
         assert set(re.findall(r"--[a-z-]+", line)) <= known
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_are_valid() -> None:
     for link in re.findall(r"\]\(([^)#:]+)\)", PAGE.read_text("utf-8")):
         assert (PAGE.parent / link).exists(), link

@@ -43,7 +43,7 @@ def finder(model: Path, gallery: Path) -> Iterator[Finder]:
 
 
 @pytest.mark.parametrize(("source", "notes"), [("phantom", (OF_PHANTOMS,)), ("nih", ()), (None, ())])
-def test_the_card_knows_by_its_source(source: str | None, notes: tuple[str, ...], tiny_card: ModelCard) -> None:
+def test_the_notes_depend_on_the_source(source: str | None, notes: tuple[str, ...], tiny_card: ModelCard) -> None:
     assert tiny_card.with_(training={} if source is None else {"source": source}).notes == notes
 
 

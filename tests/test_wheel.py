@@ -232,7 +232,7 @@ def served(python: Path, folder: Path, *command: object) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_all_of_a_pacs_without_torch(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path) -> None:
+def test_all_pacs_features_without_torch(wheel: Path, tmp_path: Path, tiny_model: Path, tiny_gallery: Path) -> None:
     """Use the wheel with the extras `cpu` and `dicom`, in a new environment."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"

@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(place) for place in (HERE, HERE.parent / "helpers", HERE.parent)]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import files  # noqa: E402, F401 - they add to the list
+import files  # noqa: E402, F401 - imports add attacks to the list
 import galleries  # noqa: E402, F401
 import node  # noqa: E402, F401
 import peers  # noqa: E402, F401
@@ -65,7 +65,7 @@ def attempt(attack: Attack, lab: Lab, scale: float, seconds: float) -> Result:
                 result.reason = result.reason or reason
                 if time.monotonic() - start > seconds and not attack.whole:
                     break
-    except Exception as error:  # noqa: BLE001 - it stands in the table
+    except Exception as error:  # noqa: BLE001 - shown in the table
         result.tried += 1
         result.reason = result.reason or f"{type(error).__name__}: {error}"
     result.seconds = round(time.monotonic() - start, 1)

@@ -17,7 +17,7 @@ from cbmir.runtime import build_gallery, open_engine
 
 @dataclass(frozen=True)
 class Lab:
-    """A folder to work in, with `model`, `manifest` and `gallery`; attacks change copies of these."""
+    """A working folder with `model`, `manifest` and `gallery`; attacks change copies of these."""
 
     folder: Path
     _numbers: Iterator[int] = field(default_factory=itertools.count)

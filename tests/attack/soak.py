@@ -6,7 +6,7 @@ Normal load: two HTTP clients that request an analysis every second, and a sende
 Hostile load, a fifth of all requests: bombs, broken files, malformed requests, idle and aborted connections.
 It fails if a promise is not kept:
 
-- every study that the node acknowledged is answered, under one UID;
+- every study that the node acknowledged is answered, with a single UID;
 - at the end, the memory of both, with their workers, is within 10% of that after ten minutes (a sixth of the time);
 - no HTTP answer takes longer than twice the deadline, and all answers to normal requests are right.
 """
@@ -114,7 +114,7 @@ class Load:
                 what = act.__name__.replace("_", " ")
                 try:
                     self.log.note(what, act(number), time.monotonic() - start)
-                except Exception as error:  # noqa: BLE001 - told at the end
+                except Exception as error:  # noqa: BLE001 - reported at the end
                     self.log.wrong.append(f"{what} {number}: {type(error).__name__}: {error}")
 
         thread = threading.Thread(target=run)

@@ -68,7 +68,7 @@ def test_a_tolerance_is_a_part_of_the_side(script: ModuleType) -> None:
     region = np.zeros((20, 20), bool)
     region[5, 15] = True
     assert script.grown(region, 0).sum() == 1
-    assert script.grown(region, 0.05).sum() == 5  # one pixel up, down and to both sides
+    assert script.grown(region, 0.05).sum() == 5  # one more pixel on each side
     assert script.grown(region, 0.075).sum() == 9
 
 
@@ -129,7 +129,7 @@ def test_a_phantoms_findings_lie_on_their_side(script: ModuleType, phantoms: Pat
     assert sides > 5
 
 
-def test_on_mean_features_grad_cam_is_the_map_less_the_images_own(
+def test_grad_cam_on_mean_features_is_the_map_minus_that_of_the_image(
     script: ModuleType, run: Path, phantoms: Path
 ) -> None:
     """d cos(e, p) / dF = (p - cos e) / (n |f|) in every cell, so the library's map is known; it is clipped at 0."""

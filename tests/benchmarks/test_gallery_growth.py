@@ -59,7 +59,7 @@ def test_the_mixture_repeats_and_differs(growth: ModuleType) -> None:
     assert 0.7 < cosines.mean() < 0.85  # as for embeddings of chest radiographs
 
 
-def test_truth_is_brute_force(growth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_neighbours_match_brute_force(growth: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(growth, "BLOCK", 64)
     mixture, count = growth.Mixture(), 150
     queries = mixture.block(10**9, 5)

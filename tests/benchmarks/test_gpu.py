@@ -81,7 +81,7 @@ def test_wrong_arguments_are_refused(
     assert words in capsys.readouterr().err
 
 
-def test_what_is_missing_is_installed_from_the_wheels(
+def test_missing_packages_are_installed_from_the_wheels(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu, "is_installed", lambda module: module != "torch")
@@ -100,7 +100,7 @@ def test_what_is_missing_is_installed_from_the_wheels(
     ]  # fmt: skip
 
 
-def test_on_a_cpu_its_engines_are_compared(
+def test_the_engines_of_a_cpu_are_compared(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent / "src"))
@@ -118,7 +118,7 @@ def test_on_a_cpu_its_engines_are_compared(
     assert "| onnxruntime | model.onnx | 0.0e+00 |" in table
 
 
-def test_a_step_that_hangs_or_fails_costs_no_more_than_itself(
+def test_a_step_that_hangs_or_fails_does_not_stop_the_others(
     gpu: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path
 ) -> None:
     def never(command: list[str], timeout: float, check: bool) -> SimpleNamespace:
@@ -132,7 +132,7 @@ def test_a_step_that_hangs_or_fails_costs_no_more_than_itself(
     assert json.loads((tmp_path / "gpu.json").read_text())["failed"] == ["export", "parity"]
 
 
-def test_the_table_holds_every_figure(gpu: Any) -> None:
+def test_the_table_has_every_figure(gpu: Any) -> None:
     rows = [
         {"step": "machine", "name": "attained bf16 peak", "value": "700 TFLOP/s"},
         {"step": "parity", "engine": "tensorrt", "file": "model.sm90.plan", "error": 0.002, "score_difference": 0.5,

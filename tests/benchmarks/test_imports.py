@@ -12,7 +12,7 @@ SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "benchmarks").glob("*.py
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_names_from_cbmir_are_there(script: Path) -> None:
+def test_names_from_cbmir_exist(script: Path) -> None:
     missing = []
     for node in ast.walk(ast.parse(script.read_text("utf-8"))):
         if isinstance(node, ast.Import):

@@ -31,7 +31,7 @@ def graph() -> Any:
     return grimp.build_graph("cbmir", cache_dir=None)
 
 
-def test_the_picture_and_the_tree_are_of_this_code(script: ModuleType) -> None:
+def test_the_picture_and_the_tree_are_up_to_date(script: ModuleType) -> None:
     assert script.draw() == script.SVG.read_text("utf-8"), "run: python docs/architecture.py"
     assert script.TREE.findall(script.PAGE.read_text("utf-8")) == [script.tree()], "run: python docs/architecture.py"
 
@@ -56,7 +56,7 @@ def test_a_new_package_needs_a_room(script: ModuleType) -> None:
         script.place_of("cbmir.new.module")
 
 
-def test_the_house_keeps_its_rules(script: ModuleType, graph: Any) -> None:
+def test_the_code_follows_the_rules(script: ModuleType, graph: Any) -> None:
     over = {
         name: counted
         for name, (counted, limit) in script.measures(graph).items()

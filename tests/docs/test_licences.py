@@ -57,7 +57,7 @@ def test_the_page_names_each_package(script: ModuleType) -> None:
         ("Summary: nothing", "unknown", False),
     ],
 )  # fmt: skip
-def test_what_metadata_says(
+def test_licences_in_metadata(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, licence: str, allowed: bool
 ) -> None:
     folder = tmp_path / "some_package-1.0.dist-info"

@@ -80,7 +80,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_no_block_is_passed_over(page: str) -> None:
+def test_no_block_is_overlooked(page: str) -> None:
     fences = re.findall(r"^\s*```.*$", (ROOT / page).read_text("utf-8"), re.MULTILINE)
     assert len(fences) == 2 * len(blocks_of(page))
 
@@ -150,7 +150,7 @@ def run(block: Block) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(block.commands() for block in blocks_of(page))])
-def test_commands_can_be_given(page: str) -> None:
+def test_commands_are_valid(page: str) -> None:
     for block in blocks_of(page):
         if block.language == "bash":
             for words in block.commands():
@@ -195,7 +195,7 @@ def test_a_slip_in_a_command_is_found(line: str, said: str) -> None:
 
 
 @pytest.mark.parametrize("page", ["docs/quickstart.md"])
-def test_what_is_done_by_hand_is_what_make_demo_does(page: str) -> None:
+def test_the_steps_by_hand_are_those_of_make_demo(page: str) -> None:
     # With a folder that does not exist, so that all steps are still to do.
     command = ["make", "-n", "demo", "DATA=no-data", "OPEN="]
     make = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -238,7 +238,7 @@ def test_python_can_be_pasted(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_scripts_and_targets_are_there(page: str) -> None:
+def test_scripts_and_targets_exist(page: str) -> None:
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
     for block in blocks_of(page):
         if block.language == "bash":
@@ -249,7 +249,7 @@ def test_scripts_and_targets_are_there(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_that_are_named_are_there(page: str) -> None:
+def test_named_files_exist(page: str) -> None:
     folders = "benchmarks|demo|docs|export|runtime|src|tests|training"
     named = re.findall(rf"`((?:{folders})/[\w./-]+\.\w+)`", (ROOT / page).read_text("utf-8"))
     missing = [name for name in named if not ((ROOT / name).exists() or (ROOT / "docs" / name).exists())]

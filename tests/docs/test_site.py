@@ -47,7 +47,7 @@ def test_equations_are_drawn_by_the_browser_itself(site: Path) -> None:
     assert "<p>::</p>" not in (site / "api" / "runtime.html").read_text("utf-8")
 
 
-def test_the_reference_has_what_the_runtime_offers(site: Path) -> None:
+def test_the_reference_has_all_public_names_of_the_runtime(site: Path) -> None:
     from cbmir import runtime
 
     page = (site / "api" / "runtime.html").read_text("utf-8")

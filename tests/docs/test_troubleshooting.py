@@ -36,6 +36,6 @@ def texts() -> list[str]:
 
 
 @pytest.mark.parametrize("message", QUOTED)
-def test_a_quoted_message_is_one_that_cbmir_says(message: str) -> None:
+def test_a_quoted_message_exists_in_the_source(message: str) -> None:
     pattern = re.compile(".*".join(re.escape(part) for part in message.split("…")), re.DOTALL)
     assert any(pattern.search(text) for text in texts()), message

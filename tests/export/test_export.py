@@ -121,7 +121,7 @@ def test_beyond_tolerance_nothing_is_written(
 
 def test_a_wrong_graph_is_caught(tiny_run: Path, make_tiny_model: Callable[..., Path], tmp_path: Path,
                                  monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """The graph is wrong, with another model's weights, not the limits."""
+    """The limits are as usual, but the graph has another model's weights."""
     other = make_tiny_model(tmp_path / "other.onnx", embedding_dim=512).read_bytes()
     monkeypatch.setattr(export, "to_onnx", lambda *_: other)
     with pytest.raises(ParityError, match="answers differently from PyTorch"):

@@ -223,7 +223,7 @@ def test_densenet121(precision: Any, tmp_path: Path) -> None:
 
 
 def random_norms(encoder: nn.Module) -> nn.Module:
-    """Give BatchNorms statistics as after training, with some small variances."""
+    """Give BatchNorms random statistics, as after training."""
     generator = torch.Generator().manual_seed(0)
     for norm in encoder.modules():
         if isinstance(norm, nn.BatchNorm2d):

@@ -84,7 +84,7 @@ def test_a_projection_of_two_stages_is_built(precision: Any, two_stage_model: Re
 
 @pytest.mark.parametrize("file", FILES)
 def test_the_precision_is_that_of_the_file(file: str, tiny_export: Path) -> None:
-    """The network is strongly typed: no tensor of a float32 file is float16, but most of a float16 file's are."""
+    """The network is strongly typed: convolutions have the precision of the file, outputs are float32."""
     _, _, network = parsed(tiny_export / file)
     assert network.get_flag(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     kinds = [network.get_layer(i).get_output(0).dtype for i in range(network.num_layers)

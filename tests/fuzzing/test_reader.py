@@ -57,7 +57,7 @@ def test_broken_files(count: int, tmp_path: Path) -> None:
     assert kinds["uint8"] > count / 50
 
 
-def test_what_was_found_before(tmp_path: Path) -> None:
+def test_earlier_finds(tmp_path: Path) -> None:
     """Files that once caused a crash, a stall or too much memory; see finds/README.md."""
     finds = [path for path in (HERE / "finds").iterdir() if path.suffix != ".md"]
     for path in finds:
@@ -91,7 +91,7 @@ def absurd_files() -> dict[str, bytes]:
     }
 
 
-def test_headers_that_are_built_to_cost(tmp_path: Path) -> None:
+def test_headers_that_are_built_to_be_expensive(tmp_path: Path) -> None:
     for name, data in absurd_files().items():
         (tmp_path / name).write_bytes(data)
     found = {line["file"]: line["outcome"].split(":")[0] for line in outcomes(tmp_path)}

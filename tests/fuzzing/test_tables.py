@@ -11,7 +11,7 @@ from broken_tables import broken_tables, read_as_table, whole_tables
 HERE = Path(__file__).parent
 
 
-def test_whole_tables_are_taken(tmp_path: Path) -> None:
+def test_intact_tables_are_read(tmp_path: Path) -> None:
     assert {name for name, data in whole_tables().items() if not read_as_table(data, tmp_path)} == set()
 
 
@@ -21,7 +21,7 @@ def test_broken_tables(count: int, tmp_path: Path) -> None:
     assert count / 20 < sum(taken) < count
 
 
-def test_what_was_found_before(tmp_path: Path) -> None:
+def test_earlier_finds(tmp_path: Path) -> None:
     """Tables that once raised other errors; see finds/README.md."""
     for path in (HERE / "finds").glob("table-*"):
         read_as_table(path.read_bytes(), tmp_path)

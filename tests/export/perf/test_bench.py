@@ -111,7 +111,7 @@ def test_a_turn_ends_with_its_time_and_does_not_count_its_first_run() -> None:
 def test_ratio_by_round() -> None:
     """The rounds are 2, 3 and 4 times as fast, and the fourth has no partner. Percentiles are interpolated linearly."""
     assert ratio([10, 20, 10], [20, 60, 40, 1]) == Ratio(3.0, pytest.approx(2.2), pytest.approx(3.8))
-    # If the whole machine is half as fast, the ratio stays.
+    # If the whole machine slows down, the ratio does not change.
     assert ratio([10, 15], [20, 30]) == Ratio(2.0, 2.0, 2.0)
 
 
