@@ -71,7 +71,7 @@ def report_html(
 
 
 def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
-    """The patient's other images; empty if there are none."""
+    """The patient's other images, or an empty text."""
     figures = []
     for hit in hits:
         jpeg = gallery.thumbnail(hit.entry.id)

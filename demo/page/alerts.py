@@ -45,7 +45,7 @@ def is_grave(warning: str) -> bool:
 
 
 def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """The warnings above an answer, without those that the bar of a phantom model states; empty if there are none."""
+    """The warnings above an answer, without those that the bar of a phantom model states; it may be empty."""
     grave = [warning for warning in warnings if is_grave(warning)]
     routine = [warning for warning in warnings if _is_routine(warning)]
     rest = [warning for warning in warnings if warning not in (*grave, *routine, OF_PHANTOMS)]

@@ -39,7 +39,7 @@ CHEXPERT = Protocol(
     "chexpert", "CheXpert, the paper's Table 2", k=10, negatives=True, labels=CHEXPERT_9,
     sizes=(1_024, 2_048, 4_096, 8_192, 16_384, 32_768, 65_536), size=4_096, queries=1_000,
 )  # fmt: skip
-TABLE = Protocol("table", "own table", k=10, negatives=True)
+TABLE = Protocol("table", "your own table", k=10, negatives=True)
 PROTOCOLS = {protocol.name: protocol for protocol in (NIH, CHEXPERT, TABLE)}
 
 

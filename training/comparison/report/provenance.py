@@ -35,7 +35,7 @@ def options_table(results: Results) -> Table:
     if options["class_weights"] is None:
         options["class_weights"] = "the loss's own"
     rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
-    note = "Loss, negative proxies and, in a sweep, proxies per class are the method's."
+    note = "The method determines the loss, negative proxies and, in a sweep, the proxies per class."
     return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))
 
 
@@ -46,8 +46,8 @@ def machine_table(results: Results) -> Table:
     facts |= {"memory": f"{hardware['memory_gib'] or 'unknown'} GiB"}
     facts |= {"GPUs": ", ".join(hardware["gpus"]) or "none"} | results["versions"]
     rows = tuple((TableCell(name), TableCell(value)) for name, value in facts.items())
-    note = "Of the machine that made the report; cells may have run on others."
-    return Table("machine", "Machine and versions", (Column("what"), Column("is")), rows, (note,))
+    note = "This machine made the report; cells may have run on others."
+    return Table("machine", "Machine and versions", (Column("name"), Column("value")), rows, (note,))
 
 
 def times_table(results: Results) -> Table:

@@ -110,8 +110,8 @@ def _digest(text: str) -> str:
 SIGNIFICANT = 0.05
 
 PATIENTS_NOTICE = (
-    "Figures may show images of patients, and selections/ and cells/ hold their identifiers and decoded images: "
-    "protect this folder as you protect the images."
+    "Figures may show images of patients, and selections/ and cells/ contain their identifiers and decoded images. "
+    "Protect this folder like the images."
 )
 
 
@@ -165,9 +165,9 @@ def compared(results: Results) -> str:
     folds = f", each in {plan['folds']} folds by patient" if plan["folds"] else ""
     methods, findings = _number(len(rows), "method"), _number(len(protocol["labels"]), "finding")
     return (
-        f"{methods} by the protocol “{protocol['title']}” ({findings}), ranked by what they retrieve for a query: the "
-        f"{protocol['k']} nearest training images of other patients. Each part "
-        f"({seeds}{folds}) has {images} images to train on and {queries} queries of {patients} patients."
+        f"{methods} by the protocol “{protocol['title']}” ({findings}), compared by the images that they retrieve for "
+        f"a query: the {protocol['k']} nearest training images of other patients. Each part ({seeds}{folds}) has "
+        f"{images} training images and {queries} queries of {patients} patients."
     )
 
 
@@ -182,20 +182,20 @@ def best_statement(results: Results) -> str:
         )
     none = "No method is called best:"
     if len(leaders) < len(YARDSTICK):
-        return f"{none} none that has finished all of its parts has {'an AUC' if leaders else 'figures'}."
+        return f"{none} no method that has finished all of its parts has {'an AUC' if leaders else 'figures'}."
     if len(set(leaders.values())) > 1:
         led = (f"in {metric_title(results, metric)} {titles[name]}" for metric, name in leaders.items())
-        return f"{none} different ones lead, {', '.join(led)}."
+        return f"{none} different methods lead, {', '.join(led)}."
     if not best["differences"]:
-        return f"{none} only one has finished all of its parts."
+        return f"{none} only one method has finished all of its parts."
     close = {
         other: [metric_title(results, metric) for metric, gain in gains.items() if not is_above(gain)]
         for other, gains in best["differences"].items()
     }
     others = "; ".join(f"{titles[other]} ({', '.join(names)})" for other, names in close.items() if names)
     return (
-        f"{none} {titles[leaders['auc']]} has the highest AUC and corrected nDCGs, but the interval of its difference "
-        f"does not lie above 0 against {others}."
+        f"{none} {titles[leaders['auc']]} has the highest AUC and corrected nDCGs, but intervals of its differences do "
+        f"not lie above 0: {others}."
     )
 
 

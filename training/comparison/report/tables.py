@@ -24,8 +24,8 @@ REFERENCE_TITLES = {
 #: Endings of a figure's columns in a CSV file: the value, the ends of its interval, the sd over seeds.
 MEASURE = ("", " low", " high", " sd")
 PAPER_NOTE = (
-    "“paper's own” are the paper's figures, on its data and by its code: they were not measured here. The paper does "
-    "not say how a query without a finding counts."
+    "“paper's own” are the paper's figures, for its data and code; they were not measured here. The paper does not say "
+    "how a query without a finding counts."
 )
 
 
@@ -131,8 +131,8 @@ def yardstick_table(results: Results) -> Table:
     error = Column(metric_title(results, "calibration_error"), ("",))
     columns = (Column("method"), *(Column(title, MEASURE) for title in titles), error)
     note = (
-        "nDCG corrected for chance: 0 for any list that ignores the query, 1 for the best order. With Jaccard gain an "
-        "image counts by the labels that it shares, over the labels of either."
+        "nDCG corrected for chance is 0 for any list that ignores the query, and 1 for the best order. An image's "
+        "Jaccard gain is the number of shared labels divided by the labels of either image."
     )
     notes = (note, *failures(results, rows))
     return Table("yardstick", "Yardstick", columns, _mark_best(cells, rows, len(shown)), notes)
@@ -155,10 +155,10 @@ def lists_table(results: Results) -> Table:
     titles = ("labels per hit", "precision of healthy queries", "share of the gallery shown", "hubness (skewness)")
     columns = (Column(title, MEASURE[:3] if place < 2 else ("",)) for place, title in enumerate(titles))
     note = (
-        "Labels per hit far above those of random lists, a small share shown and a high skewness say that the same few "
-        "images, with many labels, go to most queries."
+        "Many more labels per hit than in random lists, a small share shown and a high skewness mean that most queries "
+        "get the same few images, which have many labels."
     )
-    return Table("lists", "What the lists show", (Column("method"), *columns), tuple(cells), (note,))
+    return Table("lists", "Contents of the lists", (Column("method"), *columns), tuple(cells), (note,))
 
 
 def main_table(results: Results, column: str) -> Table:
@@ -207,7 +207,7 @@ def finding_table(results: Results) -> Table:
     mean = (TableCell("mean"), *(measure(row["auc"] | {"sd": None}) for row in rows))
     lost = sorted({name for row in rows for name in row["auc_without_both_values"]}, key=labels.index)
     names = ", ".join(map(spelled, lost))
-    note = f"Not in the mean of a method where the queries do not hold both values: {names}." if lost else ""
+    note = f"Left out of the mean of a method if the queries do not have both values: {names}." if lost else ""
     columns = (Column("finding"), *(Column(row_title(results, row), MEASURE[:3]) for row in rows))
     return Table("auc-by-finding", "AUC by finding", columns, (*cells, mean) if rows else (), (note,) if note else ())
 
@@ -225,9 +225,7 @@ def retrieval_table(results: Results) -> Table:
     columns = (Column("finding"), Column("its share of the gallery", ("",)),
                *(Column(row_title(results, row), MEASURE[:3]) for row in rows))  # fmt: skip
     k = results["protocol"]["k"]
-    note = (
-        f"Of queries that have the finding, the share of their first {k} that has it too; uncertain counts as positive."
-    )
+    note = f"For queries with the finding, the share of their first {k} that have it too; uncertain counts as positive."
     return Table("retrieval-by-finding", "Retrieval by finding", columns, cells, (note,))
 
 
@@ -298,12 +296,12 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
         return "No method is finished."
     count, left = most[column]["queries"], most[column]["queries_left_out"]
     why = {
-        "positive queries": "without a positive label, or with none that the gallery shares",
-        "all queries": "with no positive and an unknown label, or with none that the gallery shares; no finding at all "
-        "counts as a label",
+        "positive queries": "they have no positive label, or none that the gallery has",
+        "all queries": "they have no positive and an unknown label, or no label that the gallery has; having no "
+        "finding at all counts as a label",
     }
-    each = f", of {seeds} seeds together," if seeds > 1 and most["finished"] == most["cells"] else ""
-    return f"{count:,} queries{each} have an nDCG, {left:,} are left out ({why[column]})."
+    each = f" of {seeds} seeds" if seeds > 1 and most["finished"] == most["cells"] else ""
+    return f"{count:,} queries{each} have an nDCG; {left:,} are left out ({why[column]})."
 
 
 def _mark_best(

@@ -96,8 +96,8 @@ def test_main_table_of_positive_queries() -> None:
         *(f"| {name} | n/a | 0.100 | 0.200 | 0.300 | 0.400 | - | - | - | - | - |" for name in REFERENCES),
     ]
     notes = "\n".join(lines[start + 14 : lines.index("### All queries")])
-    assert "- 12 queries, of 2 seeds together, have an nDCG, 3 are left out" in notes
-    assert "paper's figures, on its data and by its code: they were not measured here" in notes
+    assert "- 12 queries of 2 seeds have an nDCG; 3 are left out" in notes
+    assert "paper's figures, for its data and code; they were not measured here" in notes
     assert "- 15 queries, of 2 seeds together, have an nDCG, 0 are left out" in "\n".join(lines)
 
 
@@ -106,7 +106,7 @@ def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished
     one_seed = results | {"plan": results["plan"] | {"seeds": 1}}
     half = make(rows=[row("bce", 0.25, finished=1)])
     for other in (one_seed, half):
-        assert main_table(other, POSITIVE).notes[0].startswith("12 queries have an nDCG, 3 are left out (")
+        assert main_table(other, POSITIVE).notes[0].startswith("12 queries have an nDCG; 3 are left out (")
 
 
 def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> None:
@@ -193,7 +193,7 @@ def test_auc_by_finding_has_the_methods_with_a_classifier() -> None:
     assert [(cells[0].text, cells[1].text) for cells in table.rows] == [
         ("Mass", "0.750"), (HOSTILE, "n/a"), ("mean", "0.750"),
     ]  # fmt: skip
-    assert table.notes == (f"Not in the mean of a method where the queries do not hold both values: {HOSTILE}.",)
+    assert table.notes == (f"Left out of the mean of a method if the queries do not have both values: {HOSTILE}.",)
 
 
 def test_breakdown_where_the_manifest_has_views() -> None:
@@ -205,7 +205,7 @@ def test_breakdown_where_the_manifest_has_views() -> None:
 def test_what_was_compared() -> None:
     text = compared(make())
     assert text.startswith("7 methods by the protocol “NIH” (2 findings)") and "the 100 nearest" in text
-    assert "Each part (2 seeds) has 1,200 images to train on and 15 to 16 queries of 7 patients." in text
+    assert "Each part (2 seeds) has 1,200 training images and 15 to 16 queries of 7 patients." in text
 
 
 def test_markdown_is_no_markup_of_a_users_words() -> None:
@@ -221,12 +221,8 @@ def test_markdown_is_no_markup_of_a_users_words() -> None:
 
 def test_how_it_was_made_has_rules_and_sources() -> None:
     lines = lines_of(make())
-    (rule,) = [
-        line
-        for line in lines
-        if line.startswith("- The epoch is that of the best mean of AUC and corrected nDCG@10 on validation;")
-    ]
-    assert "training ends early" in rule and "patience" in rule
+    (rule,) = [line for line in lines if "the highest mean of AUC and corrected nDCG@10 on validation images" in line]
+    assert "stops early" in rule and "patience" in rule
     start = lines.index("## Sources of the methods")
     assert lines[start + 2 : start + 5] == [
         "- SSH: Who \\& Co, ssh.",
@@ -273,7 +269,7 @@ def test_before_any_cell_is_finished() -> None:
     assert "- No method is finished." in text and "## By finding" not in text
     assert f"| PROXY (0 of 2 parts) | {'not finished | ' * 5}{nothing}" in text
     assert f"| random ranking | {'n/a | ' * 5}{nothing}" in text
-    assert "Of the cells, 3 are not finished and 0 failed." in text
+    assert "3 cells are not finished and 0 failed." in text
 
 
 def test_duration() -> None:

@@ -52,13 +52,13 @@ def test_what_is_said_of_the_best() -> None:
         "texture": {"auc": close},
     }
     assert said(None, led, others) == (
-        "No method is called best: PROXY has the highest AUC and corrected nDCGs, but the interval of its difference "
-        "does not lie above 0 against BCE (AUC); TEXTURE (AUC)."
+        "No method is called best: PROXY has the highest AUC and corrected nDCGs, but intervals of its differences do "
+        "not lie above 0: BCE (AUC); TEXTURE (AUC)."
     )
     assert said(None, led | {"auc": "bce"}, {}) == (
-        "No method is called best: different ones lead, in AUC BCE, in corrected nDCG@100 PROXY, in corrected Jaccard "
-        "nDCG@100 PROXY."
+        "No method is called best: different methods lead, in AUC BCE, in corrected nDCG@100 PROXY, in corrected "
+        "Jaccard nDCG@100 PROXY."
     )
-    assert said(None, led, {}).endswith("only one has finished all of its parts.")
-    assert said(None, {}, {}).endswith("none that has finished all of its parts has figures.")
-    assert said(None, {"corrected_ndcg": "ssh"}, {}).endswith("none that has finished all of its parts has an AUC.")
+    assert said(None, led, {}).endswith("only one method has finished all of its parts.")
+    assert said(None, {}, {}).endswith("no method that has finished all of its parts has figures.")
+    assert said(None, {"corrected_ndcg": "ssh"}, {}).endswith("finished all of its parts has an AUC.")
