@@ -152,7 +152,7 @@ def test_the_service(
 
 def test_the_demo(finder: Finder, image: Path, tmp_path: Path) -> None:
     desk, session, few = Desk(finder, (), lambda: tmp_path), Session(), Controls(k=3)
-    upload = shutil.copy(image, tmp_path / "upload.png")  # which is deleted
+    upload = shutil.copy(image, tmp_path / "upload.png")  # a copy, since uploads are deleted
     step = desk.open(session, few, [str(upload)])
     assert step.analysis is not None and WITHOUT_FINDINGS in findings_html(finder.card, step.analysis)
     assert step.analysis.findings == () and len(step.neighbours) == 3

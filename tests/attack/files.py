@@ -48,7 +48,7 @@ def manifest(folder: Path, *images: object) -> Path:
 
 
 def _bomb(folder: Path) -> Path:
-    """1.5 GB of rows, gzipped."""
+    """A manifest followed by 1.5 GB of zeros, gzipped."""
     (folder / "manifest.csv.gz").write_bytes(gzip_bomb(manifest(folder).read_bytes(), 1500))
     return folder / "manifest.csv.gz"
 
@@ -69,7 +69,7 @@ def _brackets_beside(folder: Path) -> Path:
 
 
 def _parquet_bomb(folder: Path) -> Path:
-    """Two columns of 200 million equal values, in a few kilobytes."""
+    """Two columns of 40 million equal values, in a few kilobytes."""
     columns = {name: pyarrow.array(["x" * 50]).dictionary_encode() for name in ("image", "patient_id")}
     table = pyarrow.table(columns)
     with parquet.ParquetWriter(folder / "manifest.parquet", table.schema, use_dictionary=True) as writer:

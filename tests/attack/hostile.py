@@ -78,7 +78,7 @@ def gzip_bomb(start: bytes, megabytes: int) -> bytes:
 
 
 def deep_json(depth: int = 200_000) -> bytes:
-    """Nested brackets."""
+    """`depth` nested brackets."""
     return b"[" * depth + b"]" * depth
 
 

@@ -68,7 +68,7 @@ Run = Callable[[Lab, int], Iterator[str]]
 
 @dataclass(frozen=True)
 class Attack:
-    """An attack of `count` attempts; its promise is the function's docstring. If `whole`, only its end is judged."""
+    """An attack of `count` attempts; its promise is the function's docstring. If `whole`, it always runs to its end."""
 
     run: Run
     count: int
@@ -102,5 +102,5 @@ def unless(condition: object, reason: object) -> str:
 
 
 def told(name: str, reason: str) -> str:
-    """The reason, if there is one, after a name."""
+    """`NAME: REASON`, or "" without a reason."""
     return f"{name}: {reason}" if reason else ""

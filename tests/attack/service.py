@@ -28,7 +28,7 @@ def serving(lab: Lab) -> object:
 
 
 def asked(service: Service, data: bytes) -> str:
-    """Send a file, and return what is wrong with the answer."""
+    """Send a file, and return what is wrong with the answer, or ""."""
     start = time.monotonic()
     answer = httpx.post(f"{service.url}/v1/analyze", content=data, timeout=12 * DEADLINE, trust_env=False)
     seconds = time.monotonic() - start
@@ -38,7 +38,7 @@ def asked(service: Service, data: bytes) -> str:
 
 
 def ended(process: subprocess.Popen[str], seconds: float = 40) -> str:
-    """Send SIGTERM, and return the reason if the process does not end properly."""
+    """Send SIGTERM, and return why the process does not end properly, or ""."""
     process.send_signal(signal.SIGTERM)
     try:
         code = process.wait(seconds)

@@ -2,7 +2,7 @@
 
     python tests/attack/soak.py MODEL GALLERY IMAGES [--seconds 3600] [-o soak/soak.json]
 
-Normal load: two HTTP clients that request an analysis every second, and a sender with a study every three seconds.
+Normal load: two HTTP clients, together one analysis per second, and a sender with a study every three seconds.
 Hostile load, a fifth of all requests: bombs, broken files, malformed requests, idle and aborted connections.
 It fails if a promise is not kept:
 

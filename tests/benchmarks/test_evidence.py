@@ -53,7 +53,7 @@ def run(phantoms: Path, make_tiny_run: Callable[..., Path]) -> Path:
 
 
 def test_the_pointing_game_by_hand(script: ModuleType) -> None:
-    """Cells have 10 pixels: the centre of the upper right one is at row 5, column 15."""
+    """Cells have 10x10 pixels: the centre of the upper right one is at row 5, column 15."""
     region = np.zeros((20, 20), bool)
     region[5, 15] = True
     maps = np.array([[[0, 2], [1, 0]], [[3, 0], [0, 0]]], float)

@@ -153,7 +153,7 @@ def test_the_same_patient(tiny_model: Path, tiny_gallery: Path, tiny_manifest: P
 
 @pytest.fixture
 def dated(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, capsys: Captured) -> Path:
-    """A gallery of all 24 images: image n is from January n + 1, the last 12 are AP, the first 6 are of a hospital."""
+    """A gallery of all 24 images: image n is from January n + 1, the last 12 are AP, the first 6 from one hospital."""
     table = read_manifest(tiny_manifest)
     rows = [
         replace(

@@ -64,7 +64,7 @@ def precisions(path: Path, hint: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def scores_by_hand(embedding: NDArray[np.float32], head: NDArray[np.float32], sigma: float) -> NDArray[np.float64]:
-    """score_j = max_i exp(-|v - p_ij|^2 / 2 sigma^2) for three classes with two proxies (METHOD, "Scores")."""
+    """score_j = max_i exp(-|v - p_ij|^2 / 2 sigma^2) of three classes with two proxies (see docs/method.md)."""
     proxies = head[:6].astype(np.float64).reshape(3, 2, -1)
     squares = ((embedding[:, None, None].astype(np.float64) - proxies) ** 2).sum(axis=3)
     return np.asarray(np.exp(-squares / (2 * sigma**2)).max(axis=2))

@@ -73,7 +73,7 @@ def test_the_http_service(tiny_model: Path, tiny_gallery: Path) -> None:
 
 
 class Archive:
-    """A destination that counts results."""
+    """A destination that collects results."""
 
     def __init__(self) -> None:
         self.sent: list[ResultObject] = []

@@ -57,7 +57,7 @@ class Failing(Contender):
 
 
 class Recorder:
-    """Turns that take `times` seconds, with a record of the order of calls."""
+    """A contender with turns of `times` seconds, which records the order of calls."""
 
     def __init__(self, name: str, calls: list[tuple[str, int, float]], times: list[float]) -> None:
         self.name, self.calls, self.times = name, calls, times
@@ -198,7 +198,7 @@ def test_missing_files_and_batches_are_errors(tmp_path: Path) -> None:
 
 
 def test_a_bench(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """There are two real contenders, and a file from a folder that cannot run."""
+    """There are two real contenders, and an optional file that cannot run."""
     broken = tmp_path / "broken.onnx"
     broken.write_text("this is not a model")
     contenders = [
