@@ -98,7 +98,7 @@ def test_main_table_of_positive_queries() -> None:
     notes = "\n".join(lines[start + 14 : lines.index("### All queries")])
     assert "- 12 queries of 2 seeds have an nDCG; 3 are left out" in notes
     assert "paper's figures, for its data and code; they were not measured here" in notes
-    assert "- 15 queries, of 2 seeds together, have an nDCG, 0 are left out" in "\n".join(lines)
+    assert "- 15 queries of 2 seeds have an nDCG; 0 are left out" in "\n".join(lines)
 
 
 def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished() -> None:
