@@ -31,7 +31,7 @@ Region = tuple[float, float, float, float]
 #: RGB for cells above and below an even share, distinguishable with every kind of colour vision.
 MORE, LESS = (255, 140, 0), (45, 125, 255)
 FLAT = 0.2  # differences below this part of an even share stay pale, so that a flat map looks flat
-TOLD = 0.5  # cells get a sign from this part of the colour scale on
+SIGNED = 0.5  # cells get a sign from this part of the colour scale on
 LEAST_CELLS = 0.5  # the smallest region, in cells: a smaller part of a cell says nothing about the region
 
 
@@ -82,7 +82,7 @@ def finding_vectors(
 ) -> dict[str, NDArray[np.float32]]:
     """Return the vector [D] that determines each finding's score for an image with this embedding [D].
 
-    For a proxy head it is the proxy that is nearest to the embedding (METHOD "Scores": the maximum); for a linear head,
+    For a proxy head it is the proxy that is nearest to the embedding (docs/method.md: the maximum); for a linear head,
     the finding's weight row. Empty if the model has no findings.
     """
     if not card.has_findings:
@@ -211,13 +211,13 @@ def overlay(
 
 
 def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Draw a white + or - on black into a picture uint8 [H, W, 3], in the cells of `shares` [h, w] from TOLD on."""
+    """Draw a white + or - on black into a picture uint8 [H, W, 3], in the cells of `shares` [h, w] from SIGNED on."""
     drawn = Image.fromarray(picture)
     draw = ImageDraw.Draw(drawn)
     down, across = picture.shape[0] / shares.shape[0], picture.shape[1] / shares.shape[1]
     long = max(2, round(picture.shape[1] / 50))
     thin = long // 5
-    for row, column in np.argwhere(np.abs(shares) >= TOLD):
+    for row, column in np.argwhere(np.abs(shares) >= SIGNED):
         x, y = round((column + 0.5) * across), round((row + 0.5) * down)
         bars = [(long, thin), (thin, long)] if shares[row, column] > 0 else [(long, thin)]
         for edge, grey in ((2, 0), (0, 255)):
@@ -230,7 +230,7 @@ def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[
 def combination_vector(card: ModelCard, head: NDArray[np.float32], labels: Sequence[str]) -> NDArray[np.float32]:
     """Return the direction that represents one or several of the model's labels together: float32 [D], unit norm.
 
-    Training pulls an image towards the proxies of the findings that it shows (METHOD, "Loss"), so this is the mean of
+    Training pulls an image towards the proxies of the findings that it shows (docs/method.md), so this is the mean of
     the labels' directions: the mean of a label's proxies, or the weight row of a linear head. Raises UserError for a
     model without findings, no label, a repeated label, or labels that cancel out; ManifestError for an unknown label.
     """

@@ -72,7 +72,7 @@ class LabelAgreement:
 def agreement(hits: Sequence[Hit], shares: Mapping[str, float | None], sigma: float) -> tuple[LabelAgreement, ...]:
     """Return how far the neighbours agree on each label. `shares` are the gallery's. Empty without hits.
 
-    A neighbour at distance d has the weight exp(-d^2 / (2 sigma^2)), like a proxy in a score (METHOD, "Loss"). `sigma`
+    A neighbour at distance d has the weight exp(-d^2 / (2 sigma^2)), like a proxy in a score (docs/method.md). `sigma`
     is from the model card.
     """
     weights = [math.exp(-(hit.distance**2) / (2 * sigma**2)) for hit in hits]

@@ -87,7 +87,7 @@ def agreeing(
     agreement = expected_agreement([*probabilities.values()], columns)
     near = _near(agreement + NEARNESS * _cosines(snapshot, query, rows), wanted)
     rows, agreement = rows[near], agreement[near]
-    parts = [_compared(snapshot, query, rows[at : at + _GATHERED]) for at in range(0, len(rows), _GATHERED)]
+    parts = [compared(snapshot.vectors(rows[at : at + _GATHERED]), query) for at in range(0, len(rows), _GATHERED)]
     distances, cosines = map(np.concatenate, zip(*parts, strict=True))
     values = agreement + NEARNESS * cosines
     order = np.lexsort((distances, -values))
@@ -164,7 +164,7 @@ def _ranked(snapshot: Snapshot, query: Vectors, k: int, rows: Rows, method: str)
         return replace(_NOTHING, method=method)
     if len(rows) > min(2 * wanted + _AND_RANKED, _FEW):  # with fewer rows, computing all in float64 is faster
         rows = rows[_near(_cosines(snapshot, query, rows), wanted)]
-    distances, cosines = _compared(snapshot, query, rows)
+    distances, cosines = compared(snapshot.vectors(rows), query)
     order = np.argsort(distances, kind="stable")
     order = order[: np.searchsorted(distances[order], distances[order[wanted - 1]], side="right")]
     return Nearest(rows[order], distances[order], distances[order], np.clip(cosines[order], -1, 1), method)
@@ -175,9 +175,9 @@ def _cosines(snapshot: Snapshot, query: Vectors, rows: Rows) -> Vectors:
     return np.concatenate([products(query[None], snapshot.vectors(part))[0] for part in parts])
 
 
-def _compared(snapshot: Snapshot, query: Vectors, rows: Rows) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Compute the distances and cosines of rows, float64."""
-    exactly, own = snapshot.vectors(rows).astype(np.float64), query.astype(np.float64)
+def compared(vectors: Vectors, query: Vectors) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Compute the distances and cosines of unit vectors float32 [n, D] to a query float32 [D]: float64 [n] each."""
+    exactly, own = vectors.astype(np.float64), query.astype(np.float64)
     differences = exactly - own
     return np.sqrt(np.vecdot(differences, differences)), np.vecdot(exactly, own)
 

@@ -119,7 +119,7 @@ class ModelCard:
     """The metadata of a model file.
 
     Attributes:
-        head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, METHOD "Scores"), `linear`
+        head: `proxy` (score = maximum over the class's proxies of the Gaussian similarity, docs/method.md), `linear`
             (score = sigmoid of the classifier's logit), `hash` (binary codes, only in benchmarks), or `none` for an
             embedding model, which has no labels or scores.
         proxies_per_class: In label order, the negative class last if there is one; empty for a linear head.

@@ -17,7 +17,7 @@ def hit(distance: float, **labels: int | None) -> Hit:
 def test_counts_are_of_all_neighbours_and_the_share_of_those_that_know() -> None:
     hits = [hit(0.0, Mass=1, Nodule=0), hit(0.7, Mass=0, Nodule=None), hit(1.4, Mass=-1), hit(0.7, Mass=None, Nodule=0)]
     mass, nodule, hernia = agreement(hits, {"Mass": None, "Nodule": 0.1, "Hernia": 0.5}, sigma=0.7)
-    near, middle, far = 1.0, math.exp(-0.5), math.exp(-2.0)  # METHOD: exp(-d^2 / 2 sigma^2)
+    near, middle, far = 1.0, math.exp(-0.5), math.exp(-2.0)  # docs/method.md: exp(-d^2 / 2 sigma^2)
     assert (mass.positive, mass.negative, mass.uncertain, mass.unknown) == (1, 1, 1, 1)
     assert mass.share == pytest.approx((near + far) / (near + middle + far))
     assert nodule == LabelAgreement("Nodule", 0, 2, 0, 2, 0.0, 0.1)

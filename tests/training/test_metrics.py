@@ -70,7 +70,7 @@ def test_queries_without_labels_or_ideal_are_nan_not_zero() -> None:
 
 
 def test_all_queries_count_the_negative_class() -> None:
-    """The negative class is as in METHOD: unknown labels may hide a finding, uncertain ones count as positive."""
+    """The negative class as in docs/method.md: unknown labels may hide a finding, uncertain ones count as positive."""
     labels = np.array([[0, 0], [1, NAN], [NAN, NAN], [0, NAN], [-1, 0]], dtype=np.float32)
     assert add_negative_class(labels).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
 

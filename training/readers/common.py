@@ -26,7 +26,7 @@ Missing = Literal["error", "skip"]
 #: Values of a label cell: those of a manifest, and words that certainly mean the same.
 CERTAIN_VALUES = LABEL_VALUES | {"true": 1, "false": 0, "yes": 1, "no": 0}
 _VAL_SHARE = 8
-_MOST_REPORT = 2**20  # bytes
+MOST_REPORT = 2**20  # bytes
 _LONGEST_LIST = 2**16  # characters in a cell
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
@@ -62,7 +62,7 @@ def read_lines(path: Path) -> list[str]:
 def read_report(path: Path) -> str:
     """Read the report in a text file; empty if there is no file. Raises ManifestError if it cannot be read."""
     try:
-        return read_input(path, _MOST_REPORT).decode("utf-8", "replace").strip()
+        return read_input(path, MOST_REPORT).decode("utf-8", "replace").strip()
     except FileNotFoundError:
         return ""
     except OSError as error:

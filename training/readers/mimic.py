@@ -70,8 +70,7 @@ def read_mimic(
             raise ManifestError(f"{split_path}: expected a split for each image, found none for {without[0]}")
     root, texts = folder.resolve(), _report_folder(folder, reports)
     rows, located = common.locate(rows, lambda row: _file(root, row, _SUFFIXES), missing, folder)
-    if texts:
-        rows = [_with_report(row, texts) for row in rows]
+    rows = [_with_report(row, texts) for row in rows]
     return common.finish(
         kept_findings(rows, findings), "mimic", sources, seed,
         splits="MIMIC's own, validate as val" if split_path else None,
@@ -119,7 +118,7 @@ def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
     return next(filter(common.existing, paths), None)
 
 
-def _report_folder(folder: Path, reports: Path | None) -> Path | None:
+def _report_folder(folder: Path, reports: Path | None) -> Path:
     """Return the folder whose `files` may contain reports."""
     if reports is not None:
         common.check_folder(reports / "files", "the folder 'files' of mimic-cxr-reports.zip")

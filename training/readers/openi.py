@@ -41,7 +41,6 @@ MAPPED: dict[str, tuple[str, ...]] = {
 _SILENT = {"no indexing", "technical quality of image unsatisfactory"}
 _FRONTAL = {"pa": "PA", "ap": "AP", "frontal": ""}
 _LATERAL = {"lateral", "lat"}
-_MOST_REPORT = 2**20  # bytes
 logger = logging.getLogger("cbmir")
 _FILE = re.compile(r"(?:CXR)?(?P<report>\d+)_(?:.*_)?(?P<image>IM-\d+-\d+(?:-\d+)*)")
 
@@ -124,7 +123,7 @@ def _hidden(path: Path) -> bool:
 
 def _report(path: Path) -> OpeniReport:
     try:
-        root = ElementTree.fromstring(read_input(path, _MOST_REPORT))
+        root = ElementTree.fromstring(read_input(path, common.MOST_REPORT))
     except (ElementTree.ParseError, OSError, ValueError, LookupError) as error:
         raise ManifestError(f"{path}: expected a report of Open-i in XML, found {error}") from error
     uid = root.find("uId")

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from cbmir.errors import GalleryError, require
 from cbmir.runtime.gallery.milvus import records as rows
 from cbmir.runtime.gallery.schema import are_unit
+from cbmir.runtime.gallery.search import compared
 
 TOKEN = "CBMIR_MILVUS_TOKEN"
 #: Consistency levels of reads. The first is the default and sees all earlier writes of every client.
@@ -298,10 +299,7 @@ class Collection:
         vectors = np.array([hit["vector"] for hit in hits], np.float32)
         if not are_unit(vectors).all():
             raise GalleryError(f"{self._address.text}: expected embeddings of norm 1, found others; build it again")
-        exactly, own = vectors.astype(np.float64), query.astype(np.float64)
-        differences = exactly - own
-        distances = np.sqrt(np.vecdot(differences, differences))
-        cosines = np.vecdot(exactly, own)
+        distances, cosines = compared(vectors, query)
         order = np.lexsort((np.array([hit["id"] for hit in hits]), distances))
         return [hits[at] | {"distance": float(distances[at]), "cosine": float(cosines[at])} for at in order]
 
