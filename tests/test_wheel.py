@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_wheel_holds_the_tree(wheel: Path) -> None:
+def test_the_wheel_contains_the_tree(wheel: Path) -> None:
     spine = ROOT / "src" / "cbmir"
     expected = {f"cbmir/{file.relative_to(spine).as_posix()}" for file in (spine / "cli").rglob("*.py")}
     expected |= {f"cbmir/{file.name}" for file in spine.iterdir() if file.is_file()}

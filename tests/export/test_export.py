@@ -85,7 +85,7 @@ def test_a_concurrent_export_into_the_same_folder(
 
 
 @pytest.mark.usefixtures("quick_graph")
-def test_files_of_another_model_that_stay_are_named(
+def test_remaining_files_of_another_model_are_named(
     tiny_run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A student shares its teacher's fingerprint, but not its weights. Files with another stem do not matter."""
@@ -185,7 +185,7 @@ def moved(tiny_manifest: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("quick_graph")
-def test_images_that_are_gone(moved: Path, tiny_run: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+def test_missing_images(moved: Path, tiny_run: Path, tiny_manifest: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     folder = RunFolder(run)
@@ -418,12 +418,12 @@ def test_int8_that_meets_its_limits_with_two_layers_in_float(
     assert facts["kept_in_float"] == ranked[:2] and len(ranked) > 2 and "accepted" not in facts
 
 
-def test_no_more_layers_than_there_are() -> None:
+def test_excluded_layers_are_limited_to_those_present() -> None:
     assert list(export._more_and_more(lambda: list("abc"))) == [(), ("a", "b"), ("a", "b", "c")]
     assert list(export._more_and_more(list)) == [()]
 
 
-def test_images_of_the_runs_own_table_have_the_splits_of_its_fold(tiny_manifest: Path, tiny_run: Path) -> None:
+def test_images_of_the_table_of_the_run_have_the_splits_of_its_fold(tiny_manifest: Path, tiny_run: Path) -> None:
     table = read_manifest(tiny_manifest)
     card = RunFolder(tiny_run).read_card()
     card = card.with_(training={"fold": "1/2", "manifest_fingerprint": table.fingerprint})

@@ -180,7 +180,7 @@ def test_values_that_are_not_numbers_fail(reference: Outputs, value: float) -> N
     }  # fmt: skip
 
 
-def test_models_that_do_not_fit(reference: Outputs) -> None:
+def test_incompatible_models(reference: Outputs) -> None:
     with pytest.raises(UserError, match="found 2 and 1 dimensions, 2 and 2 labels"):
         measure_parity(reference, Outputs(reference.embedding[:, :1], reference.scores), cases(8), STRICT)
 

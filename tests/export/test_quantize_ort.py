@@ -236,7 +236,7 @@ def test_a_relu_is_kept_before_a_shared_range(tiny_model: Path, images: Images) 
 
 
 @pytest.mark.parametrize("which", ["dense", "mobile"])
-def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, request: pytest.FixtureRequest) -> None:
+def test_the_head_and_the_input_are_unchanged(which: str, images: Images, request: pytest.FixtureRequest) -> None:
     exact = read_graph(request.getfixturevalue(which))
     found = read_graph(to_int8(request.getfixturevalue(which), images))
 
@@ -261,7 +261,7 @@ def test_the_head_and_the_input_stay_as_they_are(which: str, images: Images, req
 
 @pytest.mark.usefixtures("exact_int8")
 @pytest.mark.parametrize("which", ["dense", "mobile"])
-def test_an_engine_runs_it_and_its_card_says_int8(
+def test_an_engine_runs_the_file_and_its_card_states_int8(
     which: str, images: Images, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     model = request.getfixturevalue(which)

@@ -16,7 +16,7 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.linalg.norm(vector)
 
 
-def test_hand_worked() -> None:
+def test_by_hand() -> None:
     """The cells are [3, 0] and [0, 1], with mean [1.5, 0.5]. For [1, 0] only the first one counts."""
     feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
     shares = evidence_map(feature_map, np.array([1, 0], np.float32))
@@ -39,7 +39,7 @@ def test_cells_sum_to_the_cosine(seed: int) -> None:
     assert shares.min() < 0 < shares.max()
 
 
-def test_nothing_is_evidence_of_nothing() -> None:
+def test_zero_features_and_directions_give_no_evidence() -> None:
     ones = np.ones(4, np.float32)
     assert not evidence_map(np.zeros((4, 2, 3), np.float32), ones).any()
     assert not evidence_map(np.ones((4, 2, 3), np.float32), 0 * ones).any()
@@ -56,7 +56,7 @@ def test_contrast_by_hand() -> None:
 
 @pytest.mark.parametrize("head", ["proxy", "linear"])
 @pytest.mark.parametrize(("counts", "negative"), [((1, 1, 1), False), ((3, 1, 2, 2), True), ((4,), False)])
-def test_contrast_is_the_map_less_the_mean_of_the_others(head: str, counts: tuple[int, ...], negative: bool) -> None:
+def test_contrast_is_the_map_minus_the_mean_of_the_others(head: str, counts: tuple[int, ...], negative: bool) -> None:
     """Compare with loops in float64 over cells and all findings; the negative class is not a finding."""
     rng = np.random.default_rng(len(counts))
     labels = len(counts) - negative

@@ -32,7 +32,7 @@ def test_long_and_short_directions_weigh_the_same(tiny_card: ModelCard) -> None:
 
 
 @pytest.mark.parametrize("labels", [[], ["Mass", "Mass"], ["Mass", "mass"]])
-def test_each_finding_once(tiny_card: ModelCard, labels: list[str]) -> None:
+def test_missing_and_duplicate_findings_are_refused(tiny_card: ModelCard, labels: list[str]) -> None:
     with pytest.raises((UserError, ManifestError)):
         combination_vector(tiny_card, HEAD, labels)
 
@@ -45,7 +45,7 @@ def test_unknown_and_contrary_findings(tiny_card: ModelCard) -> None:
         combination_vector(tiny_card, contrary, ["Effusion", "Mass"])
 
 
-def test_finder_answers_with_the_nearest_to_the_combination(tiny_model: Path, tiny_gallery: Path) -> None:
+def test_finder_returns_the_nearest_to_the_combination(tiny_model: Path, tiny_gallery: Path) -> None:
     with Finder.open(tiny_model, tiny_gallery, threads=1) as finder:
         gallery = finder.gallery
         assert gallery is not None

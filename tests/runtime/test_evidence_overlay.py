@@ -34,7 +34,7 @@ def test_signs_and_weights_by_hand() -> None:
     assert (picture[10, 10:90] == 128).all()  # the frame
 
 
-def test_signs_are_told_without_colour() -> None:
+def test_signs_are_shown_without_colour() -> None:
     """Cells have 100 pixels: + and - are in the centres of the largest differences, and nothing in small ones."""
     evidence = np.array([[1, -1], [0.1, -0.1]], np.float32)
     picture = overlay(np.full((200, 200), 100, np.uint8), evidence, PreprocessSpec(resize=64, crop=64), opacity=0.5)

@@ -13,7 +13,7 @@ WHOLE = PreprocessSpec(resize=64, crop=64)
 CROPPED = PreprocessSpec(resize=80, crop=64)  # 0.1 to 0.9 of the image
 
 
-def test_a_cell_counts_as_far_as_it_lies_in_the_region() -> None:
+def test_a_cell_is_weighted_by_its_share_in_the_region() -> None:
     cells = RegionCells.of((0.25, 0.0, 1.0, 0.5), (2, 2), WHOLE)
     np.testing.assert_allclose(cells.down, [1, 0])
     np.testing.assert_allclose(cells.across, [0.5, 1])
@@ -27,7 +27,7 @@ def test_fractions_are_of_the_whole_image_not_of_the_crop() -> None:
     np.testing.assert_allclose(cells.down, [0, 1, 1, 0], atol=1e-12)
 
 
-def test_of_the_whole_crop_it_is_the_embedding() -> None:
+def test_the_region_of_the_whole_crop_gives_the_embedding() -> None:
     feature_map = np.random.default_rng(0).normal(size=(16, 5, 7)).astype(np.float32)
     mean = feature_map.astype(np.float64).mean(axis=(1, 2))
     for region in ((0.0, 0.0, 1.0, 1.0), (0.1, 0.1, 0.9, 0.9)):
@@ -45,12 +45,12 @@ def test_of_the_whole_crop_it_is_the_embedding() -> None:
         ((0.5, 0.5, 0.6, 0.6), "at least half a cell of the model's 4x4, .* found 0.25 cells"),
     ],
 )
-def test_what_is_no_region_is_refused(region: Region, message: str) -> None:
+def test_invalid_regions_are_refused(region: Region, message: str) -> None:
     with pytest.raises(UserError, match=message):
         RegionCells.of(region, (4, 4), CROPPED)
 
 
-def test_a_region_in_which_nothing_is_seen_is_refused() -> None:
+def test_a_region_outside_the_crop_is_refused() -> None:
     with pytest.raises(UserError, match="sees something"):
         RegionCells.of((0.0, 0.0, 0.5, 0.5), (2, 2), WHOLE).vector(np.zeros((3, 2, 2), np.float32))
 

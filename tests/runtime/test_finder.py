@@ -77,7 +77,7 @@ def test_evidence_sums_to_what_it_explains(finder: Finder, make_xray: MakeXray) 
         assert analysis.evidence_for_finding(label).astype(np.float64).sum() == pytest.approx(lead, abs=1e-5)
 
 
-def test_the_patient_of_the_gallerys_own_image_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
+def test_the_patient_of_an_image_in_the_gallery_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
     analysis = finder.analyze(image(tiny_manifest, 6), k=50)
     assert len(analysis.neighbours) == 18
     assert "patient_03" not in {n.patient_id for n in analysis.neighbours}
@@ -92,14 +92,14 @@ def test_the_same_patient_is_kept_on_request(finder: Finder, tiny_manifest: Path
     assert (analysis.neighbours[0].id, analysis.neighbours[0].distance) == ("image_06", pytest.approx(0, abs=1e-6))
 
 
-def test_a_patient_that_is_given_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
+def test_a_given_patient_is_left_out(finder: Finder, tiny_manifest: Path) -> None:
     analysis = finder.analyze(image(tiny_manifest, 20).read_bytes(), k=50, patient_id="patient_00")
     assert len(analysis.neighbours) == 18
     assert "patient_00" not in {n.patient_id for n in analysis.neighbours}
     assert analysis.warnings == ()
 
 
-def test_an_unknown_patient_is_warned_of(finder: Finder, tiny_manifest: Path) -> None:
+def test_an_unknown_patient_gives_a_warning(finder: Finder, tiny_manifest: Path) -> None:
     analysis = finder.analyze(image(tiny_manifest, 20), k=50)
     assert len(analysis.neighbours) == 20
     assert ["patient of this image is not known" in warning for warning in analysis.warnings] == [True]
@@ -109,7 +109,7 @@ def test_an_unknown_patient_is_warned_of(finder: Finder, tiny_manifest: Path) ->
 NOBODY = "No image of this patient id is in the gallery: nothing was left out."
 
 
-def test_a_given_patient_that_the_gallery_lacks_is_warned_of(finder: Finder, tiny_manifest: Path) -> None:
+def test_a_given_patient_missing_from_the_gallery_gives_a_warning(finder: Finder, tiny_manifest: Path) -> None:
     analysis = finder.analyze(image(tiny_manifest, 20), k=50, patient_id="patient_O0")
     assert len(analysis.neighbours) == 20
     assert analysis.warnings == (NOBODY,)
@@ -127,7 +127,7 @@ def test_a_given_patient_does_not_bring_back_the_known_one(
     assert (analysis.known, analysis.warnings) == (("image_06",), ("This image is in the gallery.",))
 
 
-def test_spaces_around_a_patient_id_do_not_count(finder: Finder, tiny_manifest: Path) -> None:
+def test_spaces_around_a_patient_id_are_ignored(finder: Finder, tiny_manifest: Path) -> None:
     analysis = finder.analyze(image(tiny_manifest, 20), k=50, patient_id=" patient_00\n")
     assert "patient_00" not in {n.patient_id for n in analysis.neighbours}
     assert analysis.warnings == ()
@@ -179,7 +179,7 @@ def test_path_bytes_and_array_give_the_same(finder: Finder, tiny_manifest: Path)
         assert result.findings == results[0].findings
 
 
-def test_what_read_image_made_keeps_its_patient(finder: Finder, tiny_manifest: Path) -> None:
+def test_a_radiograph_keeps_its_patient(finder: Finder, tiny_manifest: Path) -> None:
     path = tiny_manifest.parent / "image_03.png"
     assert finder.analyze(read_image(path)).to_json() == finder.analyze(path).to_json()
 
@@ -216,7 +216,9 @@ def test_embed(finder: Finder, tiny_manifest: Path, make_xray: MakeXray) -> None
             finder.embed(single)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_opened(tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_tiny_model: Make) -> None:
+def test_models_and_galleries_that_cannot_be_opened(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_tiny_model: Make
+) -> None:
     with pytest.raises(ModelError):
         Finder.open(tmp_path / "missing.onnx", tiny_gallery)
     with pytest.raises(GalleryError):
@@ -243,7 +245,7 @@ def test_closing_closes_the_gallery(tiny_model: Path, tiny_gallery: Path) -> Non
         len(gallery)
 
 
-def test_agreement_is_that_of_the_neighbours(finder: Finder, make_xray: MakeXray) -> None:
+def test_agreement_matches_the_neighbours(finder: Finder, make_xray: MakeXray) -> None:
     analysis = finder.analyze(make_xray(99), k=7)
     gallery = finder.gallery
     assert gallery is not None
@@ -258,7 +260,7 @@ def test_agreement_is_that_of_the_neighbours(finder: Finder, make_xray: MakeXray
         assert of.share == pytest.approx(weights[present].sum() / weights[known].sum())
 
 
-def test_neighbours_of_a_filter(finder: Finder, tiny_manifest: Path) -> None:
+def test_neighbours_with_a_filter(finder: Finder, tiny_manifest: Path) -> None:
     asked = Filter(exclude_patients=frozenset({"patient_00"}), where="Effusion")
     analysis = finder.analyze(image(tiny_manifest, 6), k=50, filter=asked)
     assert len(analysis.neighbours) == 8 and all("Effusion" in one.labels for one in analysis.neighbours)
@@ -272,7 +274,7 @@ def test_neighbours_of_a_filter(finder: Finder, tiny_manifest: Path) -> None:
     assert finder.analyze(image(tiny_manifest, 6), 3, exact=True).neighbours
 
 
-def test_a_small_gallery_cannot_tell_what_is_novel(finder: Finder, make_xray: MakeXray) -> None:
+def test_a_small_gallery_gives_no_novelty(finder: Finder, make_xray: MakeXray) -> None:
     assert finder.analyze(make_xray(99)).novelty is None
 
 
@@ -291,7 +293,7 @@ def alike(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, make_xray:
     return path
 
 
-def test_what_is_unlike_the_gallery_is_warned_of(tiny_model: Path, alike: Path, make_xray: MakeXray) -> None:
+def test_a_novel_image_gives_a_warning(tiny_model: Path, alike: Path, make_xray: MakeXray) -> None:
     ramp = np.linspace(20, 230, 64).astype(np.uint8)[:, None] * np.ones((1, 64), np.uint8)
     with Finder.open(tiny_model, alike, threads=1) as finder:
         turned = finder.analyze(ramp)
@@ -308,7 +310,7 @@ def test_what_is_unlike_the_gallery_is_warned_of(tiny_model: Path, alike: Path, 
         assert NOTHING_ALIKE not in usual.warnings
 
 
-def test_novelty_does_not_depend_on_what_neighbours_are_asked_for(tiny_model: Path, alike: Path) -> None:
+def test_novelty_does_not_depend_on_the_requested_neighbours(tiny_model: Path, alike: Path) -> None:
     """It depends on neither k, nor a filter, nor whether the patient's images are included."""
     with Finder.open(tiny_model, alike, threads=1) as finder:
         query = alike.parent / "0.png"

@@ -52,12 +52,12 @@ def test_the_chosen_thresholds_decide(model: Path, tiny_gallery: Path, make_xray
     assert analysis.operating_point == analysis.to_json()["operating_point"] == name
 
 
-def test_results_of_another_point_have_other_names(finder: Finder, model: Path) -> None:
+def test_another_operating_point_changes_the_fingerprint(finder: Finder, model: Path) -> None:
     with Finder.open(model, threads=1, operating_point="specific") as other:
         assert answers_fingerprint(other.card) != answers_fingerprint(finder.card)
 
 
-def test_an_unknown_point_is_refused(model: Path, tiny_model: Path) -> None:
+def test_an_unknown_operating_point_is_refused(model: Path, tiny_model: Path) -> None:
     with pytest.raises(UserError, match=r"this model \(balanced, sensitive, specific\), found 'keen'"):
         Finder.open(model, threads=1, operating_point="keen")
     with pytest.raises(UserError, match=r"this model \(balanced\), found 'sensitive'"):
@@ -91,7 +91,7 @@ def test_findings_rank_the_whole_gallery(finder: Finder, tiny_manifest: Path, ma
     assert analysis.evidence_for_neighbour(one.id).sum() == pytest.approx(one.cosine, abs=1e-5)
 
 
-def test_the_same_patient_is_left_out_of_either_order(finder: Finder, tiny_manifest: Path) -> None:
+def test_the_same_patient_is_left_out_in_both_orders(finder: Finder, tiny_manifest: Path) -> None:
     own = tiny_manifest.parent / "image_06.png"
     assert "patient_03" not in {n.patient_id for n in finder.analyze(own, 50, rank="findings").neighbours}
     everyone = finder.analyze(own, 50, rank="findings", exclude_same_patient=False).neighbours
@@ -99,7 +99,7 @@ def test_the_same_patient_is_left_out_of_either_order(finder: Finder, tiny_manif
     assert len(finder.analyze(own, 3, rank="findings").neighbours) == 3
 
 
-def test_what_ranking_by_findings_needs(
+def test_requirements_of_ranking_by_findings(
     tmp_path: Path, finder: Finder, tiny_manifest: Path, tiny_gallery: Path, make_tiny_model: Callable[..., Path],
     make_xray: Any,
 ) -> None:  # fmt: skip
@@ -114,7 +114,7 @@ def test_what_ranking_by_findings_needs(
         assert alone.analyze(make_xray(99), rank="findings").neighbours == ()
 
 
-def test_labels_are_matched_by_what_data_sets_call_them(tmp_path: Path, model: Path, tiny_manifest: Path) -> None:
+def test_labels_are_matched_by_their_aliases(tmp_path: Path, model: Path, tiny_manifest: Path) -> None:
     table = read_manifest(tiny_manifest)
     labels = LabelSet(("Fracture", "Pleural Effusion"))
     rows = tuple(replace(row, labels=(1 - (row.labels[0] or 0), row.labels[0])) for row in table)

@@ -90,7 +90,7 @@ def test_a_refined_search_leaves_the_same_patient_out(finder: Finder, tiny_manif
     assert "patient_03" not in str(analysis.to_json() | {"neighbours": []})
 
 
-def test_what_cannot_be_refined(finder: Finder, tiny_model: Path, make_xray: MakeXray) -> None:
+def test_searches_that_cannot_be_refined(finder: Finder, tiny_model: Path, make_xray: MakeXray) -> None:
     analysis = finder.analyze(make_xray(99))
     with pytest.raises(GalleryError, match="the id of an entry of this gallery, found 'nobody'"):
         finder.refine(analysis, alike=["nobody"])
@@ -100,7 +100,7 @@ def test_what_cannot_be_refined(finder: Finder, tiny_model: Path, make_xray: Mak
         bare.refine(analysis, findings={"Mass": 1.0})
 
 
-def test_agreement_says_what_the_gallery_has(finder: Finder, make_xray: MakeXray) -> None:
+def test_agreement_has_the_shares_of_the_gallery(finder: Finder, make_xray: MakeXray) -> None:
     assert finder.gallery is not None
     entries = list(finder.gallery.every_entry())
     for one in finder.analyze(make_xray(99), 5).agreement:

@@ -39,13 +39,13 @@ def is_closed(finder: Finder) -> bool:
     return False
 
 
-def test_is_open_at_once(live: ReloadableFinder, make_xray: Xray) -> None:
+def test_it_opens_immediately(live: ReloadableFinder, make_xray: Xray) -> None:
     assert (live.ready, live.generation) == (True, 1)
     with live.use() as finder:
         assert len(finder.analyze(make_xray(1), 3).neighbours) == 3
 
 
-def test_opens_later_where_asked_to(tiny_model: Path) -> None:
+def test_it_opens_later_on_request(tiny_model: Path) -> None:
     with ReloadableFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False) as live:
         assert (live.ready, live.generation) == (False, 0)
         with pytest.raises(NotReadyError), live.use():
@@ -54,7 +54,7 @@ def test_opens_later_where_asked_to(tiny_model: Path) -> None:
         assert (live.ready, live.generation) == (True, 1)
 
 
-def test_what_is_opened_is_warm_before_it_is_used(tiny_model: Path) -> None:
+def test_a_new_finder_is_warm_before_it_is_used(tiny_model: Path) -> None:
     opened: list[Finder] = []
     analysed: list[bool] = []
 
@@ -69,7 +69,7 @@ def test_what_is_opened_is_warm_before_it_is_used(tiny_model: Path) -> None:
     live.close()
 
 
-def test_who_has_begun_ends_with_the_old_one(live: ReloadableFinder, make_xray: Xray) -> None:
+def test_a_user_keeps_the_old_finder_during_a_reload(live: ReloadableFinder, make_xray: Xray) -> None:
     with live.use() as old:
         live.reload()
         with live.use() as new:
@@ -81,14 +81,14 @@ def test_who_has_begun_ends_with_the_old_one(live: ReloadableFinder, make_xray: 
     assert not is_closed(new)
 
 
-def test_an_unused_one_is_closed_at_once(live: ReloadableFinder) -> None:
+def test_an_unused_finder_is_closed_immediately(live: ReloadableFinder) -> None:
     with live.use() as old:
         pass
     live.reload()
     assert is_closed(old)
 
 
-def test_the_last_of_several_users_closes(live: ReloadableFinder) -> None:
+def test_the_last_of_several_users_closes_the_finder(live: ReloadableFinder) -> None:
     with live.use() as old:
         with live.use():
             live.reload()
@@ -96,7 +96,7 @@ def test_the_last_of_several_users_closes(live: ReloadableFinder) -> None:
     assert is_closed(old)
 
 
-def test_a_reload_that_fails_keeps_the_old_one(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failed_reload_keeps_the_old_finder(tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
     with ReloadableFinder(lambda: Finder.open(model, threads=1)) as live:
         model.unlink()
@@ -107,7 +107,7 @@ def test_a_reload_that_fails_keeps_the_old_one(tiny_model: Path, tmp_path: Path)
             assert not is_closed(finder)
 
 
-def test_one_that_fails_to_warm_up_is_closed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finder_that_fails_to_warm_up_is_closed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Finder] = []
 
     def refuse(*_: object, **__: object) -> None:
@@ -123,7 +123,7 @@ def test_one_that_fails_to_warm_up_is_closed(tiny_model: Path, monkeypatch: pyte
     assert is_closed(opened[0])
 
 
-def test_one_that_fails_to_close_fails_no_reload(
+def test_a_finder_that_fails_to_close_does_not_fail_a_reload(
     live: ReloadableFinder, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: Finder) -> None:
@@ -140,7 +140,7 @@ def test_one_that_fails_to_close_fails_no_reload(
     assert "disk" not in caplog.text
 
 
-def test_once_closed_nothing_is_opened(live: ReloadableFinder) -> None:
+def test_nothing_is_opened_after_close(live: ReloadableFinder) -> None:
     with live.use() as finder:
         live.close()
         assert not is_closed(finder)
@@ -153,9 +153,7 @@ def test_once_closed_nothing_is_opened(live: ReloadableFinder) -> None:
         pass
 
 
-def test_a_replaced_gallery_is_told_until_it_is_reloaded(
-    live: ReloadableFinder, gallery: Path, make_xray: Xray
-) -> None:
+def test_a_replaced_gallery_is_reported_until_a_reload(live: ReloadableFinder, gallery: Path, make_xray: Xray) -> None:
     shutil.copytree(gallery, gallery.with_name("new"))
     shutil.rmtree(gallery)
     gallery.with_name("new").rename(gallery)
@@ -166,7 +164,7 @@ def test_a_replaced_gallery_is_told_until_it_is_reloaded(
         assert finder.analyze(make_xray(1), 1).neighbours
 
 
-def test_many_threads_use_it_while_it_is_reloaded(live: ReloadableFinder, make_xray: Xray) -> None:
+def test_many_threads_use_it_during_reloads(live: ReloadableFinder, make_xray: Xray) -> None:
     xray, stop = make_xray(3), threading.Event()
     with live.use() as finder:
         expected = [one.id for one in finder.analyze(xray, 5).neighbours]

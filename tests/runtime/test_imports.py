@@ -30,11 +30,11 @@ def test_import_is_light(code: str) -> None:
     assert not loaded(code) & {*HEAVY, *LATER}
 
 
-def test_results_wait_for_their_libraries() -> None:
+def test_libraries_for_results_are_imported_late() -> None:
     assert not loaded("import cbmir.runtime.dicom_output") & {*HEAVY, *LATER, "highdicom"}
 
 
-def test_analysing_an_image_needs_no_torch(tiny_model: object, tiny_gallery: object, tiny_manifest: object) -> None:
+def test_an_analysis_needs_no_torch(tiny_model: object, tiny_gallery: object, tiny_manifest: object) -> None:
     code = (
         f"import cbmir, pathlib; finder = cbmir.load({str(tiny_model)!r}, {str(tiny_gallery)!r}, threads=1); "
         f"image = pathlib.Path({str(tiny_manifest)!r}).parent / 'image_20.png'; "
@@ -52,7 +52,7 @@ def test_public_names() -> None:
     assert cbmir.runtime.__all__ == sorted(cbmir.runtime.__all__)
 
 
-def test_no_library_leaves_a_trace_of_its_own(tiny_model: Path, tmp_path: Path) -> None:
+def test_no_library_writes_telemetry_files(tiny_model: Path, tmp_path: Path) -> None:
     """Telemetry of ONNX Runtime and OpenVINO would write files to the home folder."""
     code = (
         "import numpy as np; from cbmir.runtime import open_engine; image = np.zeros((1, 1, 32, 32), np.uint8); "
@@ -87,7 +87,7 @@ except UserError as error:
 """
 
 
-def test_nothing_that_only_linux_has_is_imported() -> None:
+def test_no_linux_only_module_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", PORTABLE], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("expected Linux, whose signals can be waited for")

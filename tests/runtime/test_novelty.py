@@ -30,7 +30,7 @@ def flat(rng: np.random.Generator, count: int, dim: int = 24, rank: int = 6) -> 
     return unit(np.abs(rng.normal(size=(count, rank))) @ np.eye(rank, dim) + 0.02 * rng.normal(size=(count, dim)))
 
 
-def test_distance_is_that_of_ridge_regression() -> None:
+def test_distance_agrees_with_ridge_regression() -> None:
     rng = np.random.default_rng(0)
     rows, query = flat(rng, 60).astype(np.float64), flat(rng, 1)[0].astype(np.float64)
     mean = rows.mean(axis=0)
@@ -69,14 +69,14 @@ def test_reference_distances_leave_each_patient_out(monkeypatch: pytest.MonkeyPa
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
-def test_of_unknown_patients_only_the_image_itself_is_left_out() -> None:
+def test_without_a_patient_only_the_image_itself_is_left_out() -> None:
     vectors = flat(np.random.default_rng(2), 120)
     vectors[60:] = vectors[:60]
     nobody = np.zeros(120, np.int64)
     assert reference_distances(vectors, nobody)[0] < reference_distances(vectors, np.arange(120) % 60 + 1)[0]
 
 
-def test_a_sample_is_measured_of_a_large_gallery() -> None:
+def test_a_large_gallery_is_sampled() -> None:
     vectors, patients = flat(np.random.default_rng(3), 300), np.arange(1, 301)
     found = reference_distances(vectors, patients, sample=130)
     assert len(found) == 130
@@ -85,18 +85,18 @@ def test_a_sample_is_measured_of_a_large_gallery() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, NEAREST, FEWEST - 1])
-def test_a_small_gallery_cannot_tell(count: int) -> None:
+def test_a_small_gallery_gives_no_score(count: int) -> None:
     vectors = flat(np.random.default_rng(4), 120)
     own = reference_distances(vectors[:count], np.arange(1, count + 1))
     assert (len(own), own.dtype) == (0, np.float32)
     assert score_novelty(vectors[0], vectors[:NEAREST], own) is None
 
 
-def test_a_gallery_of_one_patient_cannot_tell() -> None:
+def test_a_gallery_of_one_patient_gives_no_score() -> None:
     assert len(reference_distances(flat(np.random.default_rng(5), 150), np.ones(150, np.int64))) == 0
 
 
-def test_too_few_neighbours_cannot_tell() -> None:
+def test_too_few_neighbours_give_no_score() -> None:
     vectors = flat(np.random.default_rng(6), 150)
     own = reference_distances(vectors, np.arange(1, 151))
     assert score_novelty(vectors[0], vectors[1:NEAREST], own) is None
@@ -144,7 +144,7 @@ def embed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[list[NDArray[np
     return embed
 
 
-def test_what_is_no_upright_chest_is_flagged_and_chests_are_not(
+def test_only_images_that_are_not_upright_chests_are_flagged(
     shared: Path, embed: Callable[[list[NDArray[np.uint8]]], Vectors]
 ) -> None:
     """Compare real chest X-rays with a hip, a tibia, a test pattern and rotated chests. docs/novelty.md has figures for

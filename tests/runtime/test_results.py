@@ -50,7 +50,7 @@ def analysis() -> Analysis:
     )
 
 
-def test_json_has_the_promised_keys_and_plain_values(analysis: Analysis) -> None:
+def test_json_has_the_documented_keys_and_plain_values(analysis: Analysis) -> None:
     assert json.loads(json.dumps(analysis.to_json())) == {
         "image": "chest.png",
         "known": ["b"],
@@ -89,7 +89,7 @@ def test_evidence(analysis: Analysis) -> None:
     np.testing.assert_allclose(analysis.evidence_for_neighbour("a"), [[0, 1 / np.sqrt(10)]], atol=1e-6)
 
 
-def test_evidence_for_what_is_not_there(analysis: Analysis) -> None:
+def test_evidence_for_unknown_findings_and_neighbours(analysis: Analysis) -> None:
     with pytest.raises(UserError, match=r"a finding of this analysis \(Mass, Nodule\), found 'Hernia'"):
         analysis.evidence_for_finding("Hernia")
     with pytest.raises(UserError, match="a neighbour of this analysis"):
@@ -102,7 +102,7 @@ POINTS = {
 }
 
 
-def test_another_operating_point_decides_again(analysis: Analysis, tiny_card: ModelCard) -> None:
+def test_another_operating_point_changes_the_decisions(analysis: Analysis, tiny_card: ModelCard) -> None:
     card = tiny_card.with_(
         labels=LabelSet(("Mass", "Nodule")), thresholds=(0.5, None), calibration=(None, None),
         proxies_per_class=(1, 1, 1), operating_points=POINTS,
@@ -123,7 +123,7 @@ def test_another_operating_point_decides_again(analysis: Analysis, tiny_card: Mo
         analysis.at(card, "perfect")
 
 
-def test_the_order_for_people() -> None:
+def test_order_for_display() -> None:
     """A score of .9 is not a probability: it does not rank above a calibrated .2."""
     findings = [
         Finding("Mass", 0.9, None, True, 0.5),

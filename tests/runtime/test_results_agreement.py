@@ -14,7 +14,7 @@ def hit(distance: float, **labels: int | None) -> Hit:
     return Hit(Entry("x", "/x.png", "p", labels=dict(labels)), distance, 1 - distance**2 / 2)
 
 
-def test_counts_are_of_all_neighbours_and_the_share_of_those_that_know() -> None:
+def test_counts_are_over_all_neighbours_and_shares_over_labelled_ones() -> None:
     hits = [hit(0.0, Mass=1, Nodule=0), hit(0.7, Mass=0, Nodule=None), hit(1.4, Mass=-1), hit(0.7, Mass=None, Nodule=0)]
     mass, nodule, hernia = agreement(hits, {"Mass": None, "Nodule": 0.1, "Hernia": 0.5}, sigma=0.7)
     near, middle, far = 1.0, math.exp(-0.5), math.exp(-2.0)  # docs/method.md: exp(-d^2 / 2 sigma^2)
@@ -39,11 +39,11 @@ def test_the_farthest_neighbours_still_count() -> None:
     assert mass.share == pytest.approx(0.5)
 
 
-def test_without_neighbours_there_is_none() -> None:
+def test_without_neighbours_there_is_no_agreement() -> None:
     assert agreement([], {"Mass": None}, sigma=0.7) == ()
 
 
-def test_an_entry_without_labels_knows_none() -> None:
+def test_an_entry_without_labels_is_not_counted() -> None:
     (mass,) = agreement([Hit(Entry("x", "/x.png", "p"), 0.1, 0.99)], {"Mass": None}, sigma=0.7)
     assert mass == LabelAgreement("Mass", 0, 0, 0, 1, None)
 
@@ -59,7 +59,7 @@ def test_above_chance_by_hand() -> None:
     assert [one.above_chance for hits in (two, three) for one in agreement(hits, {"Mass": 0.2}, 0.7)] == [False, True]
 
 
-def test_an_uncertain_neighbour_counts_as_one_that_has_the_label() -> None:
+def test_an_uncertain_neighbour_counts_as_positive() -> None:
     (mass,) = agreement([hit(0.5, Mass=-1)] * 3, {"Mass": 0.2}, 0.7)
     assert (mass.gallery, mass.above_chance) == (0.2, True)
     (mass,) = agreement([hit(0.5, Mass=1)] * 3, {"Mass": None}, 0.7)

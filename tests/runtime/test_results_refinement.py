@@ -24,12 +24,12 @@ def test_the_rule_by_hand() -> None:
     assert vector.dtype == np.float32
 
 
-def test_only_what_is_given_counts() -> None:
+def test_parts_of_a_refinement_are_optional() -> None:
     np.testing.assert_allclose(Refinement(unlike=("a",)).vector(X, [], [Y], {}), unit(1, -0.15, 0), atol=1e-6)
     np.testing.assert_allclose(Refinement(findings={"Mass": 0.0}).vector(X, [], [], {"Mass": Y}), X, atol=1e-6)
 
 
-def test_what_cannot_be_refined_by() -> None:
+def test_invalid_refinements() -> None:
     with pytest.raises(UserError, match="found none"):
         Refinement()
     with pytest.raises(UserError, match="either alike or unlike, found as both: a"):

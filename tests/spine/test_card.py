@@ -62,7 +62,7 @@ def test_text_is_plain_json() -> None:
     assert "not a medical device" in data["intended_use"]
 
 
-def test_an_operating_point_changes_the_thresholds_alone() -> None:
+def test_an_operating_point_changes_only_the_thresholds() -> None:
     assert CARD.at("balanced") == CARD.at("sensitive").at("balanced") == CARD
     assert CARD.at("sensitive") == CARD.with_(thresholds=(0.1, None, 0.1))
     with pytest.raises(UserError, match=r"of this model \(balanced, sensitive\), found 'specific'"):

@@ -9,7 +9,7 @@ import pytest
 from cbmir import errors
 
 
-def test_every_error_says_what_it_is_and_how_a_command_ends() -> None:
+def test_every_error_has_a_docstring_and_an_exit_code() -> None:
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if kind.__module__ == errors.__name__]
     assert len(kinds) > 15
     for kind in kinds:

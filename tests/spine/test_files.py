@@ -17,7 +17,7 @@ FORMULAS = [
 
 
 @pytest.mark.parametrize("cell", FORMULAS)
-def test_a_formula_becomes_text_and_is_read_as_it_was(cell: str) -> None:
+def test_a_formula_becomes_text_and_is_restored_when_read(cell: str) -> None:
     assert defused(cell) == f"'{cell}"
     assert undefused(defused(cell)) == cell
 
@@ -25,7 +25,7 @@ def test_a_formula_becomes_text_and_is_read_as_it_was(cell: str) -> None:
 @pytest.mark.parametrize(
     "cell", ["", "chest.png", "/data/=x.png", "a=b", "-1", "+0.5", "-1e-5", "'quoted'", "'", "O'Neil"]
 )
-def test_other_cells_stay(cell: str) -> None:
+def test_other_cells_are_unchanged(cell: str) -> None:
     assert defused(cell) == cell
     assert undefused(cell) == cell
 
@@ -36,7 +36,7 @@ def test_a_table_is_defused(tmp_path: Path) -> None:
         assert list(csv.reader(stream)) == [["image", "cosine"], ["'=x.png", "-0.5"], ["-0.5", ""]]
 
 
-def test_only_its_owner_reads_a_private_file(tmp_path: Path) -> None:
+def test_a_private_file_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         write_csv(tmp_path / "private.csv", [("patient",)], private=True)

@@ -35,7 +35,7 @@ def test_a_pipe_a_device_a_socket_and_a_folder_are_refused(read: Callable[[Path]
         read(tmp_path / "none")
 
 
-def test_what_the_name_leads_to_once_it_is_open_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_replaced_by_a_pipe_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, file = tmp_path / "pipe", tmp_path / "file"
     os.mkfifo(pipe)
     file.touch()
@@ -59,7 +59,7 @@ def test_no_more_bytes_are_read_than_allowed(tmp_path: Path) -> None:
         read_input("/proc/self/status", 9)
 
 
-def test_what_a_gzip_file_unpacks_to_is_bounded(tmp_path: Path) -> None:
+def test_the_unpacked_size_of_a_gzip_file_is_limited(tmp_path: Path) -> None:
     path = tmp_path / "table.csv.gz"
     path.write_bytes(gzip.compress(b"a" * 3_000_000))
     assert read_unpacked(path, 3_000_000) == b"a" * 3_000_000
@@ -70,7 +70,7 @@ def test_what_a_gzip_file_unpacks_to_is_bounded(tmp_path: Path) -> None:
         read_unpacked(path)
 
 
-def test_json_is_bounded_in_depth() -> None:
+def test_the_depth_of_json_is_limited() -> None:
     assert parse_json("[" * 64 + "]" * 64)
     assert parse_json('{"a": [1, "\\u00e9[[[", null]}') == {"a": [1, "é[[[", None]}
     for deep in ("[" * 66 + "]" * 66, "[" * 200_000, "[" * 200_000 + "]" * 200_000, '{"a":' * 80 + "1" + "}" * 80):
@@ -79,12 +79,12 @@ def test_json_is_bounded_in_depth() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1,]", '"\\ud800"', "9" * 5000])
-def test_what_is_no_json_is_a_value_error(text: str) -> None:
+def test_invalid_json_raises_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
 
 
-def test_json_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "some.json"
     path.write_bytes(b'{"name": "\xff"}')
     with pytest.raises(ValueError, match="utf-8"):
@@ -98,7 +98,7 @@ def test_json_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         parse_json("[1, 2]")
 
 
-def test_half_a_character_may_be_of_a_file_name() -> None:
+def test_surrogates_are_accepted_only_in_file_names() -> None:
     assert parse_json('"\\udce9.png"', "surrogateescape") == "\udce9.png"
     with pytest.raises(ValueError, match="surrogates not allowed"):
         parse_json('"\\ud800"', "surrogateescape")

@@ -8,7 +8,7 @@ from cbmir.errors import ManifestError
 from cbmir.labels import CHEXPERT_9, NIH_13, NIH_14, NO_FINDING, LabelSet, canonical, code_for, did_you_mean
 
 
-def test_the_papers_label_sets() -> None:
+def test_label_sets_of_the_paper() -> None:
     assert len(NIH_14) == len(set(NIH_14)) == 14
     assert set(NIH_14) - set(NIH_13) == {"Hernia"}
     assert len(CHEXPERT_9) == len(set(CHEXPERT_9)) == 9
@@ -33,7 +33,7 @@ def test_canonical(theirs: str, ours: str) -> None:
     assert canonical(ours) == ours
 
 
-def test_index_goes_by_either_name() -> None:
+def test_index_accepts_either_name() -> None:
     labels = LabelSet(("Pleural Effusion", "Mass"))
     assert (labels.index("Effusion"), labels.index("pleural effusion"), labels.index("Mass")) == (0, 0, 1)
     with pytest.raises(ManifestError, match="Pleural Effusion, Mass; found 'Nodule'"):
@@ -43,7 +43,7 @@ def test_index_goes_by_either_name() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("Efusion", "Pleural Effusion"), ("mas", "Mass"), ("Nodule", ""), ("", "")]
 )
-def test_the_nearest_finding_is_offered(typed: str, meant: str) -> None:
+def test_the_nearest_finding_is_suggested(typed: str, meant: str) -> None:
     names = ("Pleural Effusion", "Mass")
     assert did_you_mean(typed, names) == (f". Did you mean {meant!r}?" if meant else "")
 
@@ -92,18 +92,18 @@ def test_codes_agree_with_pydicoms_dictionary() -> None:
 @pytest.mark.parametrize(
     "name", ["No Finding", "no finding", "No_Finding", "No-Finding", "NORMAL", "normal", "Healthy"]
 )
-def test_near_misses_of_no_finding_are_no_label(name: str) -> None:
+def test_variants_of_no_finding_are_refused_as_labels(name: str) -> None:
     with pytest.raises(ManifestError, match=f"{name!r} is not a label of its own: .*the negative class"):
         LabelSet(("Mass", name))
 
 
 @pytest.mark.parametrize("name", ["None", "nan", "<NA>", "-"])
-def test_words_for_a_missing_value_are_no_label(name: str) -> None:
+def test_words_for_a_missing_value_are_refused_as_labels(name: str) -> None:
     with pytest.raises(ManifestError, match=f"expected the names of findings, found {name!r}"):
         LabelSet(("Mass", name))
 
 
-def test_labels_differ_in_more_than_case_blanks_hyphens_and_underscores() -> None:
+def test_labels_that_differ_only_in_case_or_separators_are_refused() -> None:
     with pytest.raises(ManifestError, match="found 'Pleural_Thickening' and 'pleural  thickening'"):
         LabelSet(("Pleural_Thickening", "Mass", "pleural  thickening"))
     with pytest.raises(ManifestError, match="found 'Air-trapping' and 'air trapping'"):
@@ -111,6 +111,6 @@ def test_labels_differ_in_more_than_case_blanks_hyphens_and_underscores() -> Non
     assert len(LabelSet(("Effusion", "Pleural Effusion"))) == 2
 
 
-def test_an_exact_name_goes_before_an_alias() -> None:
+def test_an_exact_name_takes_precedence_over_an_alias() -> None:
     labels = LabelSet(("Effusion", "Pleural Effusion"))
     assert (labels.index("Pleural Effusion"), labels.index("Effusion"), labels.index("pleural_effusion")) == (1, 0, 0)

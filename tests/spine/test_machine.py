@@ -9,7 +9,7 @@ import numpy as np
 from cbmir.machine import describe_machine, in_words
 
 
-def test_a_machine_in_words(tmp_path: Path) -> None:
+def test_description_of_a_machine(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text("processor\t: 0\nmodel name\t: A Fine Processor\nflags\t\t: fpu avx2 amx_bf16 avx512f\n")
     machine = describe_machine(cpuinfo)

@@ -40,7 +40,7 @@ def test_round_trip(manifest: Manifest, tmp_path: Path, name: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "manifest.about.json"])
 
 
-def test_compressed_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
+def test_compressed_round_trip(manifest: Manifest, tmp_path: Path) -> None:
     for name in ("m.csv.gz", "m.csv"):
         write_manifest(manifest, tmp_path / name)
     assert read_manifest(tmp_path / "m.csv.gz") == manifest
@@ -51,7 +51,7 @@ def test_compressed_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m.txt", "m", "m.gz", "m.parquet.gz", "m.csv.zip"])
-def test_unknown_suffixes_are_not_written(manifest: Manifest, tmp_path: Path, name: str) -> None:
+def test_unknown_suffixes_are_refused(manifest: Manifest, tmp_path: Path, name: str) -> None:
     with pytest.raises(ManifestError, match=rf"expected a name that ends in \.csv, .* found '{name}'"):
         write_manifest(manifest, tmp_path / "new" / name)
     assert list(tmp_path.iterdir()) == []
@@ -64,14 +64,14 @@ def test_long_reports(manifest: Manifest, tmp_path: Path, name: str) -> None:
     assert read_manifest(tmp_path / name) == long
 
 
-def test_both_formats_hold_the_same_table(manifest: Manifest, tmp_path: Path) -> None:
+def test_both_formats_store_the_same_table(manifest: Manifest, tmp_path: Path) -> None:
     for name in ("m.csv", "m.parquet"):
         write_manifest(manifest, tmp_path / name)
     csv_table, parquet_table = (read_table(tmp_path / name) for name in ("m.csv", "m.parquet"))
     assert replace(csv_table, path=Path()) == replace(parquet_table, path=Path())
 
 
-def test_the_columns_are_those_promised(manifest: Manifest, tmp_path: Path) -> None:
+def test_documented_columns(manifest: Manifest, tmp_path: Path) -> None:
     write_manifest(manifest, tmp_path / "m.csv")
     with (tmp_path / "m.csv").open(newline="", encoding="utf-8") as stream:
         header, first, *_ = csv.reader(stream)
@@ -154,7 +154,7 @@ def test_damaged_files(tmp_path: Path, name: str, data: bytes) -> None:
         read_manifest(tmp_path / name)
 
 
-def test_missing_and_folder(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="no such manifest; make one with 'cbmir data"):
         read_manifest(tmp_path / "absent.csv")
     with pytest.raises(ManifestError, match="found a folder"):
@@ -176,7 +176,7 @@ def test_damaged_sidecar(manifest: Manifest, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["m.csv", "m.parquet"])
-def test_a_failure_leaves_the_old_file(
+def test_a_failed_write_keeps_the_old_file(
     manifest: Manifest, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / name
@@ -208,7 +208,7 @@ def test_nothing_is_written_in_place(manifest: Manifest, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("column", "values"), [("source", ("NIH", "", "own")), ("date", ("1999-12-31", "", "2024-02-29"))]
 )
-def test_an_optional_column_is_written_only_where_there_is_one(
+def test_an_optional_column_is_written_only_if_it_has_values(
     manifest: Manifest, tmp_path: Path, name: str, column: str, values: tuple[str, ...]
 ) -> None:
     write_manifest(manifest, tmp_path / name)
@@ -249,18 +249,18 @@ def test_splits(manifest: Manifest) -> None:
         {"labels": (None, 1)},
     ],
 )
-def test_fingerprint_sees_what_training_sees(manifest: Manifest, change: dict[str, Any]) -> None:
+def test_fingerprint_depends_on_what_training_uses(manifest: Manifest, change: dict[str, Any]) -> None:
     first, *others = manifest.rows
     changed = replace(manifest, rows=(replace(first, **change), *others))
     assert changed.fingerprint != manifest.fingerprint
 
 
-def test_fingerprint_overlooks_the_rest(manifest: Manifest) -> None:
+def test_fingerprint_ignores_the_rest(manifest: Manifest) -> None:
     rows = tuple(replace(row, image=Path("/moved") / row.image.name, report="other") for row in manifest)
     assert Manifest(LABELS, rows, {"other": 1}).fingerprint == manifest.fingerprint
 
 
-def test_fingerprint_sees_order_names_and_boundaries(manifest: Manifest) -> None:
+def test_fingerprint_depends_on_order_names_and_boundaries(manifest: Manifest) -> None:
     first, second, *_ = manifest.rows
     found = {
         manifest.fingerprint,
@@ -276,7 +276,7 @@ def test_fingerprint_sees_order_names_and_boundaries(manifest: Manifest) -> None
 BOXED = HEADER.replace("\n", ",boxes\n")
 
 
-def test_boxes_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
+def test_round_trip_of_boxes(manifest: Manifest, tmp_path: Path) -> None:
     boxes = (Box("Mass", 0.25, 0.5, 0.125, 0.5), Box("Effusion", 0, 0, 1, 1))
     rows = (replace(manifest.rows[0], boxes=boxes), *manifest.rows[1:])
     for name in ("m.csv", "m.parquet"):
@@ -303,7 +303,7 @@ def test_boxes_there_and_back(manifest: Manifest, tmp_path: Path) -> None:
         ('[["Mass",' + "9" * 400 + ",0.5,0.5,0.1]]", "expected boxes as"),
     ],
 )
-def test_boxes_that_are_none(tmp_path: Path, cell: str, message: str) -> None:
+def test_invalid_boxes(tmp_path: Path, cell: str, message: str) -> None:
     path = tmp_path / "m.csv"
     quoted = cell.replace('"', '""')
     path.write_text(BOXED + GOOD.replace("\n", f',"{quoted}"\n'), "utf-8")
@@ -334,7 +334,7 @@ def test_formulas_in_names_and_reports_are_defused(tmp_path: Path, name: str) ->
         assert [cell for cell in cells if cell[:1] in "=+-@" and cell[:1]] == ["-1", "-3"]
 
 
-def test_only_its_owner_reads_a_manifest(manifest: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_is_readable_only_by_its_owner(manifest: Manifest, tmp_path: Path) -> None:
     for name in ("manifest.csv", "manifest.parquet"):
         write_manifest(manifest, tmp_path / name)
         assert (tmp_path / name).stat().st_mode & 0o077 == 0

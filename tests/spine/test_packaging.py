@@ -37,13 +37,13 @@ def modules() -> list[tuple[str, Path]]:
     return found
 
 
-def test_packages_are_those_of_the_tree(pyproject: dict[str, Any]) -> None:
+def test_all_packages_of_the_tree_are_listed(pyproject: dict[str, Any]) -> None:
     setuptools = pyproject["tool"]["setuptools"]
     assert setuptools["packages"] == sorted({package for package, _ in modules()})
     assert setuptools["package-dir"] == FOLDERS
 
 
-def test_every_package_has_an_init_with_its_docstring() -> None:
+def test_every_package_has_an_init_with_a_docstring() -> None:
     folders = {file.parent for _, file in modules()}
     assert all((folder / "__init__.py").read_text("utf-8").startswith('"""') for folder in folders)
 
@@ -73,7 +73,7 @@ def test_typing_marker_is_packaged(pyproject: dict[str, Any]) -> None:
     assert (ROOT / "src" / "cbmir" / "py.typed").exists()
 
 
-def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
+def test_the_extra_all_includes_every_extra(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     # gpu replaces cpu (two builds of one package), TensorRT needs a GPU, dev and docs are for work on cbmir, and
@@ -82,7 +82,7 @@ def test_all_holds_every_extra(pyproject: dict[str, Any]) -> None:
     assert set(everything[len("cbmir[") : -1].split(",")) == set(extras) - elsewhere
 
 
-def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> None:
+def test_constraints_pin_the_requirements_of_pyproject(pyproject: dict[str, Any]) -> None:
     """`make venv` installs from constraints.txt, so that a test run can be repeated."""
     pins = {}
     for line in (ROOT / "constraints.txt").read_text("utf-8").splitlines():
@@ -103,7 +103,7 @@ def test_constraints_pin_what_pyproject_asks_for(pyproject: dict[str, Any]) -> N
         assert version is None or requirement.specifier.contains(version), requirement
 
 
-def test_a_virtual_environment_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_failed_virtual_environment_leaves_nothing(tmp_path: Path) -> None:
     """Debian's Python without python3-venv leaves .venv/bin/python; the next `make` must not take it as done."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     python = tmp_path / "python"

@@ -11,11 +11,11 @@ from cbmir.preprocessing import INTENSITIES, PreprocessSpec
 
 
 @pytest.mark.parametrize(("size", "resize"), [(224, 270), (112, 135), (64, 77), (32, 39), (512, 617)])
-def test_sizes_keep_the_papers_ratio(size: int, resize: int) -> None:
+def test_sizes_keep_the_ratio_of_the_paper(size: int, resize: int) -> None:
     assert PreprocessSpec.for_image_size(size) == PreprocessSpec(resize=resize, crop=size)
 
 
-def test_the_default_is_the_papers() -> None:
+def test_the_default_is_that_of_the_paper() -> None:
     assert PreprocessSpec() == PreprocessSpec.for_image_size(224)
 
 

@@ -30,7 +30,7 @@ def test_a_file_that_others_may_read_is_refused(tmp_path: Path, mode: int) -> No
     assert "horse" not in str(raised.value)
 
 
-def test_none_or_too_much(tmp_path: Path) -> None:
+def test_a_missing_or_oversized_secret_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="expected a key in the environment variable CBMIR_NO_SUCH"):
         read_secret("env:CBMIR_NO_SUCH", "a key", "make one")
     for place in (tmp_path, tmp_path / "absent"):

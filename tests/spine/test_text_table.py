@@ -47,7 +47,7 @@ def test_dialects(tmp_path: Path, separator: str, encoding: str, said: str, capl
     assert bool(said) == bool(caplog.records)
 
 
-def test_a_comma_is_taken_where_both_make_as_many_columns(tmp_path: Path) -> None:
+def test_a_comma_is_preferred_if_both_give_the_same_number_of_columns(tmp_path: Path) -> None:
     assert read_table(_write(tmp_path, b"a,b;c\n1,2;3\n")).columns == ["a", "b;c"]
 
 
@@ -62,7 +62,7 @@ def test_quotes_new_lines_and_empty_lines(tmp_path: Path) -> None:
     assert table.rows == [["a", 'one;\ntwo "x"']]
 
 
-def test_only_the_columns_that_are_asked_for_are_kept(tmp_path: Path) -> None:
+def test_only_requested_columns_are_kept(tmp_path: Path) -> None:
     path = _write(tmp_path, b"a,b,c,d\n1,2,3,4\n5,6,7\n8\n")
     table = read_table(path, {"d", "b", "x"})
     assert (table.columns, table.kept) == (["a", "b", "c", "d"], ["b", "d"])
@@ -75,18 +75,18 @@ def test_only_the_columns_that_are_asked_for_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"a,b\n\0,1\n", "a,b\n\0,1".encode("utf-16"), b"\x89PNG\r\n\x1a\n\0\0", b"\xff\xfea"])
-def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_binary_data_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(ManifestError, match=r"t\.csv: expected a (table of text|CSV file in UTF-8), found"):
         read_table(_write(tmp_path, data))
 
 
-def test_a_manifest_is_not_guessed_at(tmp_path: Path) -> None:
+def test_the_dialect_of_a_manifest_is_not_guessed(tmp_path: Path) -> None:
     assert read_table(_write(tmp_path, b"a;b\n1;2\n"), recognise=False).columns == ["a;b"]
     with pytest.raises(ManifestError, match="expected a CSV file in UTF-8"):
         read_table(_write(tmp_path, "ä\n".encode("cp1252")), recognise=False)
 
 
-def test_the_collector_is_as_before(tmp_path: Path) -> None:
+def test_garbage_collection_is_restored(tmp_path: Path) -> None:
     with uncollected():
         assert not gc.isenabled()
         with uncollected():
@@ -98,12 +98,12 @@ def test_the_collector_is_as_before(tmp_path: Path) -> None:
     assert gc.isenabled()
 
 
-def test_packed(tmp_path: Path) -> None:
+def test_gzip(tmp_path: Path) -> None:
     path = _write(tmp_path, gzip.compress(b"a;b\n1;2\n"), "t.csv.gz")
     assert read_table(path).rows == [["1", "2"]]
 
 
-def test_a_parquet_column_that_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
+def test_unrequested_parquet_columns_are_not_read(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path = tmp_path / "t.parquet"
     parquet.write_table(arrow.table({"a": ["1"], "b.c": ["2"], "d": ["3" * 999]}), path, use_dictionary=False)
@@ -118,7 +118,7 @@ def test_a_parquet_column_that_is_not_asked_for_is_not_read(tmp_path: Path) -> N
         read_table(path, {"d"})
 
 
-def test_a_parquet_column_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_parquet_column_is_refused(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     path, cells = tmp_path / "t.parquet", arrow.array(["1"])
     parquet.write_table(arrow.Table.from_arrays([cells] * 3, names=["a", "a", "b"]), path)
@@ -149,7 +149,7 @@ def test_types_of_parquet(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_nanoseconds_are_no_hindrance(tmp_path: Path) -> None:
+def test_nanoseconds_are_accepted(tmp_path: Path) -> None:
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     column = arrow.array([1559260800000000123], arrow.timestamp("ns"))
     parquet.write_table(arrow.table({"t": column}), tmp_path / "t.parquet")
@@ -160,7 +160,7 @@ def test_bytes_of_parquet_are_text(tmp_path: Path) -> None:
     assert _parquet(tmp_path, patient=[b"p1", "Né".encode()]).rows == [["p1"], ["Né"]]
 
 
-def test_what_of_parquet_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_parquet_values_that_are_not_text_are_refused(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     pairs = arrow.array([[("a", 1)]], arrow.map_(arrow.string(), arrow.int64()))
     for values in ([b"\xff\xfe"], [{"a": 1}], pairs, [[b"a"]]):
@@ -168,7 +168,7 @@ def test_what_of_parquet_is_no_text_is_refused(tmp_path: Path) -> None:
             _parquet(tmp_path, patient=values)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_are_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "t.csv"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero"), tmp_path, tmp_path / "none.csv", tmp_path / "none.parquet"):
@@ -176,7 +176,7 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
             read_table(path)
 
 
-def test_a_table_is_bounded_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_table_is_checked_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "t.csv"
     for name, text, found in (
         ("MOST_TABLE", b"a\n1234567\n", "at most 9 bytes, found more"),
@@ -195,7 +195,7 @@ def test_a_table_is_bounded_before_it_is_read(tmp_path: Path, monkeypatch: pytes
         read_table(path)
 
 
-def test_a_bomb_in_gzip_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gzip_bomb_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_table, "MOST_TABLE", 2**20)
     path = tmp_path / "t.csv.gz"
     path.write_bytes(gzip.compress(b"image,patient_id\n" + b"0" * 2**22))
@@ -219,7 +219,9 @@ def test_a_long_value_in_many_rows_of_parquet_is_refused(
         read_table(path)
 
 
-def test_a_parquet_table_is_bounded_by_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_a_parquet_table_is_checked_from_its_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns: dict[str, list[Any]] = {"a": [b"1" * 10] * 3, "b.c": [[1, 2, 3], [4, 5], [6]]}
     assert len(_parquet(tmp_path, **columns)) == 3
     for name, found in (

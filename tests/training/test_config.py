@@ -25,7 +25,7 @@ SHARED_FOLDER = settings(PROPERTY, suppress_health_check=[HealthCheck.function_s
 @pytest.mark.slow
 @SHARED_FOLDER
 @given(st.sampled_from(sorted(places(CONFIG), key=str)), VALUES)
-def test_any_value_of_a_config(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
+def test_any_value_is_a_config_or_a_run_error(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(with_value(CONFIG, place, value)))
     try:
         read = RunFolder(tmp_path).read_config()
@@ -37,7 +37,7 @@ def test_any_value_of_a_config(tmp_path: Path, place: tuple[Any, ...], value: An
 @pytest.mark.slow
 @SHARED_FOLDER
 @given(st.sampled_from(sorted(places(PLANNED), key=str)), VALUES)
-def test_any_value_of_a_plan(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
+def test_any_value_is_a_plan_or_a_run_error(tmp_path: Path, place: tuple[Any, ...], value: Any) -> None:
     (tmp_path / PLAN).write_text(json.dumps(with_value(PLANNED, place, value)))
     (tmp_path / "tuned.json").write_text(json.dumps(with_value(PLANNED, place, value)["tuned"] if place else "null"))
     for read in (Plan.read, lambda folder: read_tuned(folder / "tuned.json")):
@@ -64,7 +64,7 @@ def test_the_message_names_the_option(tmp_path: Path, place: tuple[Any, ...], va
         RunFolder(tmp_path).read_config()
 
 
-def test_a_config_that_is_nested_too_deeply_or_is_no_file(tmp_path: Path) -> None:
+def test_a_deeply_nested_config_and_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 200_000)
     with pytest.raises(RunError, match="nested more than 64 deep"):
         RunFolder(tmp_path).read_config()

@@ -31,7 +31,7 @@ def manifest_of(folder: Path, count: int = 5) -> Manifest:
     return Manifest(LabelSet(("a", "b", "c")), tuple(rows))
 
 
-def test_training_sees_what_the_runtime_sees(tmp_path: Path) -> None:
+def test_training_uses_the_same_pixels_as_the_runtime(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path)
     images = cached_images(manifest, SPEC, tmp_path / "cache")
     batches = list(evaluation_batches(images, range(5), SPEC, size=2))
@@ -42,13 +42,13 @@ def test_training_sees_what_the_runtime_sees(tmp_path: Path) -> None:
         assert np.abs(crop[0].astype(int) - preprocess(pixels, SPEC)).max() <= 1
 
 
-def test_only_its_owner_reads_the_cache(tmp_path: Path) -> None:
+def test_the_cache_is_readable_only_by_its_owner(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o755)  # as created by earlier versions
     cached_images(manifest_of(tmp_path, 1), SPEC, tmp_path / "cache")
     assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
 
 
-def test_decodes_once_and_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once_and_decoding_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = manifest_of(tmp_path)
     first = np.array(cached_images(manifest, SPEC, tmp_path / "cache"))
     done = np.load(next((tmp_path / "cache").glob("*/done.npy")), mmap_mode="r+")
@@ -89,7 +89,7 @@ def test_labels_and_targets(tmp_path: Path) -> None:
     assert np.array_equal(training_targets(labels).numpy(), [[1, np.nan, np.nan]], equal_nan=True)
 
 
-def test_a_full_view_is_a_small_change_that_repeats() -> None:
+def test_a_full_view_is_a_small_and_reproducible_change() -> None:
     """A bright square stays in about the same place: slightly rotated, scaled and moved, never mirrored."""
     image = np.full((54, 54), 80, np.uint8)
     image[10:18, 8:16] = 240

@@ -119,7 +119,7 @@ def test_terms_by_hand() -> None:
     assert neighbour_divergence(taught[:2], -taught[:2]).item() == 0
 
 
-def test_a_student_that_is_its_teacher_has_no_loss_and_stays() -> None:
+def test_a_student_equal_to_its_teacher_has_no_loss_and_no_gradient() -> None:
     torch.manual_seed(0)
     encoder, dim = build_encoder("timm:test_resnet")
     teacher = RetrievalModel(encoder.eval(), ProxyHead(dim, (2, 2, 2), 2))
@@ -138,7 +138,7 @@ def test_a_student_that_is_its_teacher_has_no_loss_and_stays() -> None:
     assert isinstance(gradient, Tensor) and gradient.abs().max() < 1e-3
 
 
-def test_linear_heads_are_taught_lengths() -> None:
+def test_a_student_with_a_linear_head_learns_lengths() -> None:
     """A feature of half the length has the same embedding, but another score."""
     head, pooled = LinearHead(4, 2), torch.randn(5, 4)
     assert DistillationLoss()(head, pooled / 2, unit(pooled), pooled).item() > 1e-4
@@ -147,7 +147,7 @@ def test_linear_heads_are_taught_lengths() -> None:
 # The run
 
 
-def test_the_card_says_whose_space_it_is(student: Path, teacher: Path) -> None:
+def test_the_card_has_the_fingerprint_of_the_teacher(student: Path, teacher: Path) -> None:
     card, source = RunFolder(student).read_card(), RunFolder(teacher).read_card()
     assert card.fingerprint == source.fingerprint and card.embedding_dim == source.embedding_dim
     assert (card.head, card.sigma, card.proxies_per_class, card.negative_proxies) == (
@@ -160,7 +160,7 @@ def test_the_card_says_whose_space_it_is(student: Path, teacher: Path) -> None:
     assert all(threshold is not None for threshold in card.thresholds)
 
 
-def test_an_encoder_by_its_card(student: Path, teacher: Path) -> None:
+def test_an_encoder_is_rebuilt_from_its_card(student: Path, teacher: Path) -> None:
     for run in (student, teacher):
         encoder = encoder_of(RunFolder(run).read_card())
         assert encoder.state_dict().keys() == load_model(run)[0].encoder.state_dict().keys()
@@ -180,7 +180,7 @@ def test_head_is_the_teachers_bit_for_bit_and_the_teacher_is_not_in_the_checkpoi
     assert model.head.weight.grad is None and model.encoder.projection.weight.grad is not None  # type: ignore[union-attr]
 
 
-def test_it_learns_to_stand_where_the_teacher_does(student: Path, teacher: Path, squares: Path) -> None:
+def test_the_student_learns_the_embeddings_of_the_teacher(student: Path, teacher: Path, squares: Path) -> None:
     losses = [float(row["train_loss"]) for row in RunFolder(student).read_epochs()]
     assert losses[-1] < losses[0] / 4
     cross = evaluate_model(student, squares, queries="val", gallery_model=teacher).summary()
@@ -257,7 +257,7 @@ def test_a_student_may_teach(novice: Path, student: Path) -> None:
     assert RunFolder(novice).read_card().fingerprint == RunFolder(student).read_card().fingerprint
 
 
-def test_the_fold_is_the_teachers_on_the_same_table_alone(
+def test_the_fold_of_the_teacher_is_kept_only_on_the_same_table(
     make_tiny_run: Callable[..., Path], squares: Path, tiny_manifest: Path, tmp_path: Path
 ) -> None:
     run = make_tiny_run(tmp_path / "run", squares, fold="2/3", card=NO_THRESHOLDS)
@@ -276,7 +276,7 @@ def test_the_fold_is_the_teachers_on_the_same_table_alone(
         ({"teacher_fingerprint": "other"}, "began with"),
     ],
 )
-def test_what_is_not_the_teachers_is_refused(
+def test_options_that_contradict_the_teacher_are_refused(
     options: dict[str, Any], message: str, teacher: Path, squares: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(RunError, match=message):
@@ -292,7 +292,7 @@ def test_a_teacher_is_refused_before_images_are_read(
         train(student_of(teacher, squares, teacher_fingerprint="other"), tmp_path / "run")
 
 
-def test_a_student_of_the_same_space_is_another_teacher(teacher: Path, student: Path, squares: Path) -> None:
+def test_a_student_is_not_mistaken_for_its_teacher(teacher: Path, student: Path, squares: Path) -> None:
     """Its card has the teacher's fingerprint, but its own weights."""
     begun = student_of(teacher, squares)
     with pytest.raises(RunError, match="began with"):
@@ -300,7 +300,7 @@ def test_a_student_of_the_same_space_is_another_teacher(teacher: Path, student: 
     assert any("teacher_fingerprint" in text for text in begun.differences(student_of(student, squares)))
 
 
-def test_a_teacher_of_another_table_is_told(
+def test_a_teacher_trained_on_another_table_gives_a_warning(
     teacher: Path, squares: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     load_teacher(student_of(teacher, squares), read_manifest(squares))
@@ -311,7 +311,7 @@ def test_a_teacher_of_another_table_is_told(
     assert "may be among this run's val and test queries" in caplog.text
 
 
-def test_a_teacher_answers_in_float32_whatever_the_student_trains_in(teacher: Path) -> None:
+def test_a_teacher_always_runs_in_float32(teacher: Path) -> None:
     model, card, _ = load_model(teacher)
     image = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     expected = Teacher(model, card).pooled(image)
@@ -320,7 +320,7 @@ def test_a_teacher_answers_in_float32_whatever_the_student_trains_in(teacher: Pa
     assert torch.equal(found, expected)
 
 
-def test_labels_of_the_teacher(teacher: Path, squares: Path, tmp_path: Path) -> None:
+def test_labels_must_match_the_teacher(teacher: Path, squares: Path, tmp_path: Path) -> None:
     table = read_manifest(squares)
     other = tmp_path / "other.csv"
     write_manifest(Manifest(LabelSet(("Mass", "Effusion")), table.rows), other)

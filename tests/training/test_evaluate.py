@@ -28,7 +28,7 @@ def vectors(seed: int, n: int, labels: np.ndarray | None = None) -> Vectors:
     return Vectors(embedding, rng.random((n, 2)).astype(np.float32), values, [f"{seed}-{i // 2}" for i in range(n)])
 
 
-def test_summary_has_both_columns_and_says_who_was_left_out() -> None:
+def test_summary_has_both_columns_and_counts_queries_left_out() -> None:
     labels = np.array([[1, 0], [0, 0], [0, NAN], [1, 0], [0, 0]], dtype=np.float32)
     summary = evaluate(vectors(1, 5, labels), vectors(2, 30), ("a", "b"), k=3).summary(resamples=50)
     assert (summary["positive queries"]["queries"], summary["positive queries"]["queries_left_out"]) == (2, 3)
@@ -72,7 +72,7 @@ def test_rankings_that_ignore_the_query_against_loops() -> None:
                 assert np.isnan(own) if not sets[q] else own == pytest.approx(np.mean(values), abs=0.02)
 
 
-def test_what_holds_at_the_thresholds_by_hand() -> None:
+def test_values_at_the_thresholds_by_hand() -> None:
     """For label a, two positive images have scores 0.9 and 0.2, and a negative one 0.6: the first and third are above
     0.5; the label is unknown for the last image. Label b has no threshold."""
     labels = np.array([[1, 1], [1, 0], [0, 0], [NAN, 1]], dtype=np.float32)
@@ -104,7 +104,7 @@ def test_without_a_card_or_scores_there_is_no_calibration_error() -> None:
         assert said in text_report(summary, "t")
 
 
-def test_summary_has_the_yardstick_and_what_the_lists_show() -> None:
+def test_summary_has_corrected_values_and_properties_of_the_lists() -> None:
     """With one label, healthy queries find one healthy image of two. Both columns equal `chance_values`."""
     gallery = Vectors(np.eye(3, dtype=np.float32), np.empty(0), np.array([[1], [0], [1]], np.float32), list("xyz"))
     towards = np.array([[1, 0, 0.5], [0, 1, 0.5], [0.5, 1, 0]], np.float32)
@@ -152,7 +152,7 @@ def test_an_exported_model_is_evaluated_by_the_runtime(tiny_model: Path, tiny_ma
     assert (summary["queries"], summary["gallery"], summary["k"]) == (4, 20, 5)
 
 
-def test_labels_are_taken_in_the_models_order(tiny_model: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+def test_labels_are_put_into_the_order_of_the_model(tiny_model: Path, tiny_manifest: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_manifest)
     turned = replace(
         manifest,
@@ -165,7 +165,7 @@ def test_labels_are_taken_in_the_models_order(tiny_model: Path, tiny_manifest: P
     assert summaries[0] == summaries[1]
 
 
-def test_what_cannot_be_evaluated_is_refused(tiny_model: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+def test_invalid_evaluations_are_refused(tiny_model: Path, tiny_manifest: Path, tmp_path: Path) -> None:
     manifest = read_manifest(tiny_manifest)
     with pytest.raises(SplitError, match="'val'"):
         evaluate_model(tiny_model, tiny_manifest, queries="val")

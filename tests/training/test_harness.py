@@ -36,7 +36,7 @@ def finished(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFold
     return train(config(squares, epochs=6), tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_a_finished_run_holds_what_the_readme_says(finished: RunFolder) -> None:
+def test_a_finished_run_has_the_documented_files(finished: RunFolder) -> None:
     names = sorted(p.relative_to(finished.path).as_posix() for p in finished.path.rglob("*") if p.is_file())
     assert names == [
         "card.json", "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.json", "curves.png", "metrics.csv",
@@ -44,7 +44,7 @@ def test_a_finished_run_holds_what_the_readme_says(finished: RunFolder) -> None:
     assert [row["epoch"] for row in finished.read_epochs()] == [str(n) for n in range(6)]
 
 
-def test_it_learns(finished: RunFolder) -> None:
+def test_training_improves_the_model(finished: RunFolder) -> None:
     card, epochs = finished.read_card(), finished.read_epochs()
     assert max(float(row["val_auc"]) for row in epochs) > 0.95
     choice = [float(row["val_choice"]) for row in epochs]
@@ -68,7 +68,7 @@ def test_it_learns(finished: RunFolder) -> None:
     assert card.training["images"] == {"train": 48, "val": 12, "test": 12}
 
 
-def test_the_model_comes_back_with_its_card(finished: RunFolder) -> None:
+def test_the_model_is_loaded_with_its_card(finished: RunFolder) -> None:
     model, card, _ = load_model(finished.path)
     image = torch.zeros(2, 1, 32, 32, dtype=torch.uint8)
     embedding, scores, feature_map = model(image)
@@ -78,7 +78,7 @@ def test_the_model_comes_back_with_its_card(finished: RunFolder) -> None:
     assert torch.allclose(mean / mean.norm(dim=1, keepdim=True), embedding, atol=1e-6)
 
 
-def test_weights_that_the_card_does_not_describe_are_refused(finished: RunFolder, tmp_path: Path) -> None:
+def test_weights_that_do_not_match_the_card_are_refused(finished: RunFolder, tmp_path: Path) -> None:
     import shutil
 
     copy = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "copy")))
@@ -140,7 +140,7 @@ def worse_every_epoch(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.slow
-def test_resume_goes_on_after_the_last_epoch_not_after_the_best(
+def test_resume_continues_after_the_last_epoch_not_the_best(
     squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, run = config(squares, epochs=4), tmp_path / "run"
@@ -163,7 +163,7 @@ def test_resume_goes_on_after_the_last_epoch_not_after_the_best(
     assert finished.read_card().training["best_epoch"] == 0, "the best epoch is remembered in the moved folder"
 
 
-def test_a_run_that_stopped_early_and_was_killed_before_its_card_trains_no_more(
+def test_a_run_killed_after_early_stopping_trains_no_more(
     squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options, run = config(squares, epochs=9, patience=1), tmp_path / "run"
@@ -294,12 +294,12 @@ def test_a_changed_manifest_is_refused(squares: Path, tmp_path: Path) -> None:
         {"weight_decay": -1.0},
     ],
 )
-def test_senseless_options_are_refused(options: dict[str, Any], squares: Path) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], squares: Path) -> None:
     with pytest.raises(RunError, match="expected"):
         config(squares, **options)
 
 
-def test_a_senseless_fold_is_refused(squares: Path) -> None:
+def test_an_invalid_fold_is_refused(squares: Path) -> None:
     for fold in ("1", "a/b", "6/5"):
         with pytest.raises((RunError, SplitError), match="fold"):
             with_fold(read_manifest(squares), fold)
@@ -332,7 +332,7 @@ def test_config_of_another_version_is_refused(finished: RunFolder, tmp_path: Pat
         RunFolder(tmp_path / "nowhere").read_config()
 
 
-def test_crops_differ_between_epochs_and_images_and_repeat(squares: Path) -> None:
+def test_crops_differ_between_epochs_and_images_and_are_reproducible(squares: Path) -> None:
     from cbmir.preprocessing import PreprocessSpec
     from cbmir.training.dataset import TrainingImages
 
@@ -395,7 +395,7 @@ def test_only_weights_decay_and_the_head_learns_faster(squares: Path, tmp_path: 
         assert decay == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0.0)
 
 
-def test_options_that_do_not_go_together_are_refused(squares: Path) -> None:
+def test_incompatible_options_are_refused(squares: Path) -> None:
     for options, message in (
         ({"linear_fit": True, "loss": "dsh"}, "expected no linear fit"),
         ({"linear_fit": True, "distill": "teacher"}, "expected no linear fit"),
@@ -407,7 +407,7 @@ def test_options_that_do_not_go_together_are_refused(squares: Path) -> None:
             config(squares, **options)
 
 
-def test_the_average_leaves_positions_alone(squares: Path, tmp_path: Path) -> None:
+def test_the_weight_average_does_not_change_positions(squares: Path, tmp_path: Path) -> None:
     """A proxy head stores the positions of each class's proxies in a buffer: averages would be other positions."""
     options = config(squares, average=0.9, proxies_per_class="7")
     model, loss = build_model(options, torch.tensor([[0.0, 1.0], [1.0, 0.0]]), weights="none")

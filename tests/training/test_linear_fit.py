@@ -84,7 +84,7 @@ def test_scores_rank_as_the_strong_ridge_does() -> None:
     # With 40 pixels, one stage has 3 cells and the last 2; with 48, DenseNet's have 3 and 1.
     [("timm:test_resnet", 64), ("timm:test_resnet", 40), ("densenet121", 48)],
 )
-def test_the_fitted_model_answers_as_the_fit_does(name: str, size: int) -> None:
+def test_the_fitted_model_gives_the_same_answers_as_the_fit(name: str, size: int) -> None:
     encoder, dim = build_encoder(name)
     trained = RetrievalModel(encoder, LinearHead(dim, LABELS)).eval()
     image = torch.randint(0, 256, (50, 1, size, size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -107,7 +107,7 @@ def test_the_fitted_model_answers_as_the_fit_does(name: str, size: int) -> None:
     ("name", "stage"),
     [("resnet18", "layer3"), ("densenet121", "features.denseblock3"), ("timm:tf_efficientnet_lite0", "blocks.4")],
 )
-def test_the_finer_stage_is_the_last_of_twice_the_cells(name: str, stage: str) -> None:
+def test_the_finer_stage_is_the_last_with_twice_the_resolution(name: str, stage: str) -> None:
     encoder, dim = build_encoder(name)
     found, finer, last = finer_stage(encoder)
     assert (found, last) == (stage, dim) and encoder.training
@@ -131,7 +131,7 @@ def test_a_finding_without_images_and_few_features() -> None:
     assert scores[:, 1].max() < 0.01
 
 
-def test_the_model_stands_on_the_device_of_the_network() -> None:
+def test_the_model_is_on_the_device_of_the_network() -> None:
     encoder, dim = build_encoder("timm:test_resnet")
     trained = RetrievalModel(encoder, LinearHead(dim, LABELS)).eval()
     _, finer, last = finer_stage(encoder)

@@ -68,7 +68,7 @@ def test_unreadable_image(clean: Manifest, tmp_path: Path) -> None:
     assert "not checked" in quick.text()
 
 
-def test_images_are_read_by_the_manifests_own_intensity(clean: Manifest, tmp_path: Path) -> None:
+def test_images_are_read_with_the_intensity_policy_of_the_manifest(clean: Manifest, tmp_path: Path) -> None:
     """A window outside all values only matters with `header`."""
     file = tmp_path / "window.dcm"
     file.write_bytes(make_dicom(WindowCenter=30000, WindowWidth=2))
@@ -110,7 +110,7 @@ def test_only_a_few_examples_are_named(clean: Manifest, tmp_path: Path) -> None:
     assert "and 3 more" in text
 
 
-def test_warnings_are_told_by_kind(clean: Manifest, tmp_path: Path, inverted_chest: NDArray[np.uint8]) -> None:
+def test_warnings_are_listed_by_kind(clean: Manifest, tmp_path: Path, inverted_chest: NDArray[np.uint8]) -> None:
     """Low contrast, a probable lateral and a warning of the picture check are different kinds."""
     dim = tmp_path / "dim.png"
     Image.fromarray(np.tile(np.arange(20, dtype=np.uint8) + 100, (40, 2))).save(dim)

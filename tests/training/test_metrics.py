@@ -52,7 +52,7 @@ def test_by_hand() -> None:
     assert values.jaccard_ndcg[0] == pytest.approx((0.5 / log(2) + 1 / log(4)) / ideal)
 
 
-def test_own_patient_is_out_of_the_ranking_and_of_the_ideal() -> None:
+def test_the_same_patient_is_excluded_from_the_ranking_and_the_ideal() -> None:
     labels = np.array([[1, 1], [1, 0], [0, 0]], dtype=np.float32)
     own = np.array([[1, 1]], dtype=np.float32)
     values = retrieval_values(
@@ -75,7 +75,7 @@ def test_all_queries_count_the_negative_class() -> None:
     assert add_negative_class(labels).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 0], [0, 0, 0], [1, 0, 0]]
 
 
-def test_uncertain_is_positive_in_retrieval_and_unknown_is_not() -> None:
+def test_uncertain_labels_are_positive_in_retrieval_and_unknown_ones_are_not() -> None:
     assert positives(np.array([[1, 0, -1, NAN]], dtype=np.float32)).tolist() == [[1, 0, 1, 0]]
 
 
@@ -129,7 +129,7 @@ def test_against_brute_force(k: int) -> None:
         assert values.precision[q] == pytest.approx(sum(r > 0 for r in top) / len(top))
 
 
-def test_inner_products_in_blocks_are_those_of_each_row() -> None:
+def test_inner_products_in_blocks_match_those_of_each_row() -> None:
     """There are more queries than fit in a block, also in another order."""
     rng = np.random.default_rng(0)
     query, gallery = rng.normal(size=(150, 5)), rng.normal(size=(7, 5))
@@ -186,7 +186,7 @@ def test_weighted_auc_is_the_auc_of_repeated_images() -> None:
     assert math.isnan(resampled_auc(scores, labels, np.stack([weights, 0 * weights]))[1])
 
 
-def test_class_aucs_has_one_a_class() -> None:
+def test_class_aucs_has_one_value_per_class() -> None:
     scores = np.array([[0.1, 0.9], [0.8, 0.2]])
     labels = np.array([[0.0, 1], [1, 1]])
     assert class_aucs(scores, labels).tolist() == pytest.approx([1, NAN], nan_ok=True)

@@ -91,7 +91,7 @@ def test_operating_points_by_brute_force(seed: int) -> None:
 
 
 @pytest.mark.parametrize("labels", [[1.0, 1.0], [0.0, 0.0], [NAN, -1.0]])
-def test_one_sided_labels_give_neither(labels: list[float]) -> None:
+def test_labels_of_one_class_give_no_threshold_and_no_calibration(labels: list[float]) -> None:
     scores = np.array([0.2, 0.4])
     assert youden_threshold(scores, np.array(labels)) is None
     assert operating_points(scores, np.array(labels)) == dict.fromkeys(OPERATING_POINTS)
@@ -124,14 +124,14 @@ def test_calibration_error_by_hand() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_calibration_error_is_torchmetrics(seed: int) -> None:
+def test_calibration_error_agrees_with_torchmetrics(seed: int) -> None:
     rng = np.random.default_rng(seed)
     found, labels = rng.random(200).astype(np.float32), rng.integers(0, 2, 200)
     peer = binary_calibration_error(torch.from_numpy(found), torch.from_numpy(labels), n_bins=15, norm="l1")
     assert calibration_error(found.astype(np.float64), labels) == pytest.approx(peer.item(), abs=1e-6)
 
 
-def test_probabilities_are_the_cards() -> None:
+def test_probabilities_follow_the_calibration_of_the_card() -> None:
     calibration = [Calibration(2.0, -1.0), None]
     found = probabilities(np.array([[0.25, 0.5], [NAN, 0.5]], np.float32), calibration)
     assert found.ravel().tolist() == pytest.approx([calibration[0].probability(0.25), NAN, NAN, NAN], nan_ok=True)

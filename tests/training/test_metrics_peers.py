@@ -21,7 +21,7 @@ CLASSES, DIM = 5, 6
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_auc_is_scikit_learns_ties_and_all(seed: int) -> None:
+def test_auc_agrees_with_scikit_learn_including_ties(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores, labels = rng.integers(0, 8, 100) / 8, rng.integers(0, 2, 100).astype(float)
     weights = rng.integers(0, 4, (3, 100)).astype(float)
@@ -45,7 +45,7 @@ def ndcg_of(
 
 @pytest.mark.parametrize("k", [1, 10, 40])
 @pytest.mark.parametrize("codes", [False, True])
-def test_ndcg_is_torchmetrics_and_scikit_learns(codes: bool, k: int) -> None:
+def test_ndcg_agrees_with_torchmetrics_and_scikit_learn(codes: bool, k: int) -> None:
     """Their gain is the target itself, so they get 2^r - 1. Six-bit codes have ties, over which all take averages."""
     rng = np.random.default_rng(k)
     query, gallery = rng.normal(size=(12, DIM)), rng.normal(size=(40, DIM))
@@ -88,7 +88,7 @@ def assert_same(ours: torch.nn.Module, peer: torch.nn.Module, present: list[int]
 
 
 @pytest.mark.parametrize("present", [[0, 1, 2, 3, 4], [0, 1, 3, 4]])
-def test_ml_proxy_nca_of_one_label_an_image_is_proxy_nca(present: list[int]) -> None:
+def test_ml_proxy_nca_with_one_label_per_image_is_proxy_nca(present: list[int]) -> None:
     """The peer's denominator also sums over all proxies; its scale of the square distance is 1 / (2 sigma^2)."""
     _, _, _, targets = single_label_problem(present)
     peer = PeerProxyNCALoss(num_classes=CLASSES, embedding_size=DIM, softmax_scale=1 / (2 * 0.7**2))
@@ -96,7 +96,7 @@ def test_ml_proxy_nca_of_one_label_an_image_is_proxy_nca(present: list[int]) -> 
 
 
 @pytest.mark.parametrize("present", [[0, 1, 2, 3, 4], [0, 1, 3, 4]])
-def test_proxy_anchor_of_one_label_an_image(present: list[int]) -> None:
+def test_proxy_anchor_with_one_label_per_image(present: list[int]) -> None:
     """With all classes in the batch or one missing: pull is divided by the classes present, push by all classes."""
     _, _, _, targets = single_label_problem(present)
     peer = PeerProxyAnchorLoss(num_classes=CLASSES, embedding_size=DIM, margin=0.1, alpha=32)

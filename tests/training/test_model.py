@@ -10,7 +10,7 @@ import torch
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 
 
-def test_scores_are_the_nearest_proxys_similarity() -> None:
+def test_scores_are_the_similarity_of_the_nearest_proxy() -> None:
     head = ProxyHead(2, (2, 1, 1), labels=2, sigma=0.5)
     with torch.no_grad():
         head.weight.copy_(torch.tensor([[2.0, 0], [0, 5], [-1, 0], [0, -1]]))

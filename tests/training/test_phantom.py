@@ -44,12 +44,12 @@ def labels(phantoms: list[Phantom]) -> dict[str, np.ndarray]:
 # Descriptions
 
 
-def test_at_least_eight_findings_in_the_order_of_nih() -> None:
+def test_findings_are_at_least_eight_and_in_the_order_of_nih() -> None:
     assert len(PHANTOM_LABELS) >= 8
     assert list(PHANTOM_LABELS) == [name for name in NIH_14 if name in PHANTOM_LABELS]
 
 
-def test_parents_stand_above_their_children_and_chronic_above_acute() -> None:
+def test_parents_come_before_children_and_chronic_before_acute() -> None:
     seen: set[str] = set()
     for cause in CAUSES:
         assert set(cause.given) <= seen
@@ -105,7 +105,7 @@ def test_acute_findings_come_and_go(phantoms: list[Phantom]) -> None:
     assert changes == {"", "new", "larger", "smaller", "unchanged"}
 
 
-def test_sides_of_findings_that_go_together(phantoms: list[Phantom]) -> None:
+def test_sides_of_related_findings(phantoms: list[Phantom]) -> None:
     for phantom in phantoms:
         if phantom.study or not (effusion := phantom.finding("Effusion")) or effusion.side == BOTH:
             continue
@@ -135,14 +135,14 @@ def test_a_report_names_each_finding_and_no_other(phantoms: list[Phantom]) -> No
         assert "  " not in text and "{" not in text
 
 
-def test_a_report_says_side_zone_and_size(phantoms: list[Phantom]) -> None:
+def test_a_report_states_side_zone_and_size(phantoms: list[Phantom]) -> None:
     mass = PhantomFinding("Mass", LEFT, "upper", severity=0.5, seed=1)
     assert mass.diameter_cm == pytest.approx(5.3)
     text = report(plain(phantoms[0], mass))
     assert "5.3 cm" in text and "left upper zone" in text and "Left lung mass" in text and "right" not in text.lower()
 
 
-def test_wording_varies_and_stays(phantoms: list[Phantom]) -> None:
+def test_wording_varies_between_phantoms_and_is_reproducible(phantoms: list[Phantom]) -> None:
     texts = {report(phantom) for phantom in phantoms if not phantom.findings}
     assert len(texts) == 3
     assert report(phantoms[3]) == report(phantoms[3])
@@ -169,7 +169,9 @@ _CASES = [
 
 
 @pytest.mark.parametrize(("label", "side", "zone", "severity", "sign", "box"), _CASES)
-def test_a_finding_shows_where_it_should(phantoms: list[Phantom], label, side, zone, severity, sign, box) -> None:
+def test_a_finding_is_visible_where_it_should_be(
+    phantoms: list[Phantom], label, side, zone, severity, sign, box
+) -> None:
     size = 192
     for phantom in phantoms[:6]:
         finding = PhantomFinding(label, side, zone, severity, seed=phantom.seed)
@@ -186,7 +188,7 @@ def test_a_finding_shows_where_it_should(phantoms: list[Phantom], label, side, z
             assert not change[:, : middle - 1].any()
 
 
-def test_severity_is_size(phantoms: list[Phantom]) -> None:
+def test_severity_is_visible_as_size(phantoms: list[Phantom]) -> None:
     for label, side, zone, *_ in _CASES:
         normal = draw(plain(phantoms[0]), 128).astype(int)
         mild, severe = (
@@ -274,7 +276,7 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path, image_format: s
     assert not set(_digests(tmp_path / "c").values()) & set(few.values())
 
 
-def test_processes_write_what_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_processes_write_the_same_files_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     generate(tmp_path / "one", count=8, size=64, progress=False)
     monkeypatch.setattr(files, "_WORTH_A_PROCESS", 4)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
@@ -337,7 +339,7 @@ def test_too_few_patients_for_three_splits(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_dicom_without_pydicom_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_pydicom_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(MissingDependencyError, match=r"\.\[dicom\]"):
         generate(tmp_path, count=10, size=64, image_format="dicom", progress=False)

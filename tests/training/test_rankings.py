@@ -136,7 +136,7 @@ def test_random_lists_have_about_zero_and_the_best_have_one(gain: Gain) -> None:
         assert chance_values(replace(rankings, neighbours=mixed), gain).corrected()[0] < 0.5
 
 
-def test_without_others_there_is_no_value() -> None:
+def test_without_other_queries_there_is_no_value() -> None:
     rankings = problem(4)
     alone = replace(rankings, query_patients=["one"] * len(rankings.query))
     assert np.isnan(chance_values(alone, jaccard_gain).corrected()).all()
@@ -150,7 +150,7 @@ def test_a_ratio_of_means_in_each_resample() -> None:
     )
 
 
-def test_nearest_leaves_the_own_patient_out_and_says_where_there_are_no_more() -> None:
+def test_nearest_excludes_the_same_patient_and_fills_with_minus_one() -> None:
     similarity = np.array([0.1, 0.9, 0.5, 0.5])
     patients = ["a", "p", "b", "c"]
     assert nearest(lambda row: similarity, ["p"], patients, 5).tolist() == [[2, 3, 0, -1, -1]]
@@ -174,7 +174,7 @@ def lists_of(*lists: list[int]) -> Rankings:
     return Rankings(np.array(lists), query, gallery, list("pqr")[: len(lists)], list("xyz"), 2)
 
 
-def test_what_lists_show_by_hand() -> None:
+def test_properties_of_lists_by_hand() -> None:
     rankings = lists_of([0, 1, 2], [1, -1, -1], [-1, -1, -1])
     assert labels_per_hit(rankings).tolist() == pytest.approx([1.5, 2, NAN], nan_ok=True)
     assert label_shares(rankings).tolist() == [

@@ -25,19 +25,19 @@ def run(tmp_path: Path) -> RunFolder:
     [b"a,b\n1,2\n", b"\xff\xfe", f"{HEADER}\n1,2\n".encode(), f"{HEADER}\nx,1,1,1,1,1,1\n".encode(),
      f"{HEADER}\n1,1,1,1,1,1,x\n".encode(), f"{HEADER}\n1,1,1,1,1,1,1,1\n".encode()],
 )  # fmt: skip
-def test_epochs_that_cannot_be_read(run: RunFolder, text: bytes) -> None:
+def test_unreadable_epochs(run: RunFolder, text: bytes) -> None:
     run.metrics.write_bytes(text)
     with pytest.raises(RunError, match=r"metrics\.csv: expected the epochs of a run, found"):
         run.read_epochs()
 
 
-def test_epochs_are_no_pipe(run: RunFolder) -> None:
+def test_a_pipe_of_epochs_is_refused(run: RunFolder) -> None:
     os.mkfifo(run.metrics)
     with pytest.raises(RunError, match="a device or pipe"):
         run.read_epochs()
 
 
-def test_epochs_that_were_not_measured(run: RunFolder) -> None:
+def test_missing_values_of_epochs(run: RunFolder) -> None:
     run.append_epoch(dict.fromkeys(COLUMNS, 1) | {"val_auc": "", "val_choice": float("nan")})
     (row,) = run.read_epochs()
     assert (row["epoch"], row["val_auc"]) == ("1", "")

@@ -66,7 +66,7 @@ def test_each_patient_is_tested_in_exactly_one_fold() -> None:
 
 
 @pytest.mark.parametrize(("fold", "folds"), [(0, 5), (6, 5), (1, 1)])
-def test_a_fold_that_is_not_there_is_refused(fold: int, folds: int) -> None:
+def test_a_fold_out_of_range_is_refused(fold: int, folds: int) -> None:
     with pytest.raises(SplitError, match="fold from 1"):
         fold_splits(PATIENTS, fold=fold, folds=folds)
 
@@ -90,5 +90,5 @@ def test_a_patient_in_two_splits_is_named() -> None:
         check_splits(leaking)
 
 
-def test_rows_without_a_split_leak_nothing() -> None:
+def test_rows_without_a_split_are_ignored() -> None:
     check_splits(_manifest(("a", "train"), ("a", ""), ("b", "test")))

@@ -67,7 +67,7 @@ class Recorder:
         return self.times
 
 
-def test_contenders_take_turns_and_each_round_starts_with_another() -> None:
+def test_contenders_take_turns_and_each_round_starts_with_a_different_one() -> None:
     calls: list[tuple[str, int, float]] = []
     times: Times = {}
     recorders = {name: Recorder(name, calls, [0.5]) for name in "abc"}
@@ -268,7 +268,7 @@ class Raising(Contender):
         raise self.error
 
 
-def test_a_process_whose_parent_has_ended_ends_too() -> None:
+def test_a_process_ends_with_its_parent() -> None:
     images = synthetic_images(1, 8)
     ours, theirs = multiprocessing.Pipe()
     serve(theirs, "raising", partial(RunningContender, Raising("raising", OSError("no such library")), images, 1))
@@ -278,7 +278,7 @@ def test_a_process_whose_parent_has_ended_ends_too() -> None:
 
 
 @pytest.mark.parametrize("peer", [OnnxRuntimePeer, OpenVinoPeer])
-def test_peers_answer_as_the_engine_does(
+def test_peers_give_the_same_answers_as_the_engine(
     peer: type[OnnxRuntimePeer | OpenVinoPeer], tiny_model: Path, request: pytest.FixtureRequest
 ) -> None:
     if peer is OpenVinoPeer:

@@ -18,7 +18,7 @@ from cbmir.runtime import open_engine
 
 
 @pytest.fixture(autouse=True)
-def _threads_as_before() -> Iterator[None]:
+def _restore_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

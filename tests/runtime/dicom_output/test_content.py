@@ -33,7 +33,7 @@ UNKNOWN_DAY = {**JANE, "PatientBirthDate": "19000101"}
         (JANE, {"PatientID": "1"}, False),
     ],
 )
-def test_the_same_patient(
+def test_is_same_patient(
     first: dict[str, str | None], second: dict[str, str | None], same: bool, make_radiograph: Callable[..., bytes]
 ) -> None:
     one, other = (SourceImage.read(io.BytesIO(make_radiograph(**tags))) for tags in (first, first | second))

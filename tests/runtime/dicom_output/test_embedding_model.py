@@ -46,7 +46,7 @@ def _check_report(sr: Dataset) -> None:
     assert not any("operating point" in text for text in texts)
 
 
-def test_the_page_shows_what_makes_the_nearest_alike(
+def test_the_page_shows_evidence_for_the_nearest_neighbour(
     embedding_model: Path, embedding_gallery: Path, make_radiograph: Callable[..., bytes]
 ) -> None:
     data = make_radiograph()

@@ -47,7 +47,7 @@ def test_resources_are_valid(clinic: Any, make_radiograph: Make, tags: dict[str,
     assert json.loads(parsed.model_dump_json(exclude_none=True)) == json.loads(text.replace("+00:00", "Z"))
 
 
-def test_references_lead_to_entries(bundle: dict[str, Any]) -> None:
+def test_references_resolve_to_entries(bundle: dict[str, Any]) -> None:
     urls = [entry["fullUrl"] for entry in bundle["entry"]]
     assert len(set(urls)) == len(urls) == 1 + 3 + 1 + 1 + 1
     found = set(references(bundle))
@@ -109,7 +109,7 @@ def test_the_study(clinic: Any, make_radiograph: Make, bundle: dict[str, Any]) -
     assert timed["timestamp"].endswith("-04:00")
 
 
-def test_a_second_run_replaces(clinic: Any, bundle: dict[str, Any]) -> None:
+def test_a_second_run_replaces_the_first(clinic: Any, bundle: dict[str, Any]) -> None:
     again = clinic.results(kinds=["fhir"]).fhir
     for first, second in zip(bundle["entry"], again["entry"], strict=True):
         assert first["fullUrl"] == second["fullUrl"]

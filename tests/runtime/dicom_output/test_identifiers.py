@@ -20,7 +20,7 @@ def source(patient: str = "P", study: str = "1.2.3", instance: str = "1.2.4") ->
     return SourceImage(header, (), 1, "CR", "")
 
 
-def test_uids_are_made_of_what_they_name() -> None:
+def test_uids_are_derived_from_what_they_identify() -> None:
     """They also depend on patient and study: if an archive corrects these, it gets a separate result."""
     uid = result_uid(source(), "aa", "abc", "sr")
     assert uid == result_uid(source(), "aa", "abc", "sr") == "2.25.7913788055758722148799706716505582928"
@@ -49,14 +49,14 @@ def test_uids_are_made_of_what_they_name() -> None:
         {"encoder": "other"},
     ],
 )
-def test_the_fingerprint_of_answers_changes_with_what_decides_them(tiny_card: ModelCard, changes: Any) -> None:
+def test_the_fingerprint_of_answers_changes_with_their_inputs(tiny_card: ModelCard, changes: Any) -> None:
     assert answers_fingerprint(tiny_card.with_(**changes)) != answers_fingerprint(tiny_card)
 
 
 @pytest.mark.parametrize(
     "changes", [{"precision": "float16"}, {"metrics": {"AUC": 1}}, {"versions": {"cbmir": "9"}}, {"licence": "MIT"}]
 )
-def test_the_fingerprint_of_answers_stays(tiny_card: ModelCard, changes: Any) -> None:
+def test_the_fingerprint_of_answers_ignores_other_fields(tiny_card: ModelCard, changes: Any) -> None:
     found = answers_fingerprint(tiny_card.with_(**changes))
     assert found == answers_fingerprint(tiny_card)
     assert re.fullmatch("[0-9a-f]{32}", found)

@@ -47,7 +47,7 @@ def marked(dataset: Dataset) -> list[str]:
     ]  # fmt: skip
 
 
-def test_own_priors_are_marked_the_most_similar_first(clinic: Any) -> None:
+def test_priors_of_the_patient_are_marked_most_similar_first(clinic: Any) -> None:
     kos = written(clinic.results(kinds=["kos"]).kos)
     assert kos.Modality == "KO"
     assert kos.ConceptNameCodeSequence[0].CodeValue == "113009"
@@ -69,13 +69,13 @@ def test_own_priors_are_marked_the_most_similar_first(clinic: Any) -> None:
     assert "For research, not for diagnosis" in text and "study of 2013-03-04" in text and OF_PHANTOMS not in text
 
 
-def test_a_model_of_drawings_is_said_to_be_one(clinic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_trained_on_drawings_is_declared(clinic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clinic.finder, "card", clinic.finder.card.with_(training={"source": "phantom"}))
     texts = [one.TextValue for one in clinic.results(kinds=["kos"]).kos.ContentSequence if one.ValueType == "TEXT"]
     assert any(OF_PHANTOMS in text for text in texts)
 
 
-def test_each_study_has_a_copy_that_knows_the_others(clinic: Any) -> None:
+def test_each_study_has_a_copy_that_refers_to_the_others(clinic: Any) -> None:
     results = clinic.results(kinds=["kos"])
     every = [written(one) for one in results.datasets()]
     assert len(every) == 5
@@ -93,7 +93,7 @@ def test_each_study_has_a_copy_that_knows_the_others(clinic: Any) -> None:
     assert [one.SOPInstanceUID for one in again] == [one.SOPInstanceUID for one in every]
 
 
-def test_without_copies_it_stands_alone(clinic: Any, errors_of: Callable[..., list[str]], tmp_path: Path) -> None:
+def test_a_selection_without_copies_is_valid(clinic: Any, errors_of: Callable[..., list[str]], tmp_path: Path) -> None:
     """It does not refer to copies that do not exist."""
     results = clinic.results(kinds=["kos"], copies=False)
     assert [name for name, _ in results.named()] == ["kos"]
@@ -135,7 +135,9 @@ def test_an_image_of_the_gallery_is_not_its_own_prior(clinic: Any) -> None:
         {"PatientName": "Muster^Max"},  # many share this id, and some the birth date
     ],
 )
-def test_another_patient_of_the_same_id_is_no_prior(clinic: Any, make_radiograph: Make, tags: dict[str, str]) -> None:
+def test_another_patient_with_the_same_id_is_not_a_prior(
+    clinic: Any, make_radiograph: Make, tags: dict[str, str]
+) -> None:
     """An id alone does not identify a patient: it may be UNKNOWN."""
     warning = no_selection(clinic.results(make_radiograph(**tags), kinds=["kos"]))
     assert "5 image(s) of this patient" in warning and "do not name the same patient" in warning
@@ -150,7 +152,7 @@ def test_another_patient_of_the_same_id_is_no_prior(clinic: Any, make_radiograph
         {"PatientBirthDate": "", "PatientName": "MUSTER^ERIKA^^"},
     ],
 )
-def test_what_the_files_do_not_state_tells_nothing(clinic: Any, make_radiograph: Make, tags: dict[str, str]) -> None:
+def test_missing_attributes_do_not_exclude_priors(clinic: Any, make_radiograph: Make, tags: dict[str, str]) -> None:
     assert set(marked(clinic.results(make_radiograph(**tags), kinds=["kos"]).kos)[1:]) == PRIORS
 
 
@@ -174,7 +176,7 @@ def test_priors_that_cannot_be_read_are_counted(clinic: Any, tiny_model: Path, t
     assert results.warnings[-1].startswith("2 image(s) of this patient")
 
 
-def test_a_gallery_of_pseudonyms_needs_its_key(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_gallery_with_pseudonyms_needs_its_key(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
     key = Pseudonyms(bytes(range(32)))
     with open_engine(tiny_model, threads=1) as engine:
         table = read_manifest(clinic.folder / "manifest.csv")
@@ -187,7 +189,7 @@ def test_a_gallery_of_pseudonyms_needs_its_key(clinic: Any, tiny_model: Path, tm
     assert results.kos is not None and set(marked(results.kos)[1:]) == PRIORS
 
 
-def test_at_most_ten(tiny_model: Path, tmp_path: Path, make_radiograph: Make, clinic: Any) -> None:
+def test_at_most_ten_priors(tiny_model: Path, tmp_path: Path, make_radiograph: Make, clinic: Any) -> None:
     rows = []
     for number in range(1, 13):
         (tmp_path / f"{number}.dcm").write_bytes(

@@ -51,7 +51,7 @@ def file_bytes(dataset: Dataset) -> bytes:
     return stream.getvalue()
 
 
-def test_these_are_all_files(shared: Path) -> None:
+def test_all_files_are_listed(shared: Path) -> None:
     names = {path.name for path in (shared / "dicom").glob("*.dcm")}
     assert names == {*READABLE, *REFUSED}
 
@@ -103,7 +103,7 @@ def test_unusual_sources_give_valid_objects(
     assert results.fhir is not None
 
 
-def test_selections_and_successors_are_valid(clinic: Any, errors_of: Check, tmp_path: Path) -> None:
+def test_selections_and_new_versions_are_valid(clinic: Any, errors_of: Check, tmp_path: Path) -> None:
     results = clinic.results(kinds=KINDS, predecessor="1.2.3")
     assert [name for name, _ in results.named()] == ["sr", "sc", "kos", "kos-2", "kos-3", "kos-4", "kos-5"]
     assert [dataset for _, dataset in results.named()] == results.datasets()
@@ -134,7 +134,7 @@ def everything(results: Results) -> bytes:
     return b"".join(map(file_bytes, results.datasets())) + json.dumps(results.fhir).encode()
 
 
-def test_nothing_of_other_patients_is_in_any_result(clinic: Any) -> None:
+def test_results_contain_no_data_of_other_patients(clinic: Any) -> None:
     results = clinic.results(kinds=KINDS, k=17)
     found = everything(results)
     assert len(clinic.finder.analyze(clinic.image, 17).neighbours) == 12  # all other patients' images
@@ -148,13 +148,13 @@ def test_nothing_of_other_patients_is_in_any_result(clinic: Any) -> None:
                 assert told.encode() not in found
 
 
-def test_an_image_of_the_gallery_is_told_without_its_id(clinic: Any) -> None:
+def test_an_image_of_the_gallery_is_reported_without_its_id(clinic: Any) -> None:
     results = clinic.results((clinic.folder / "OTHERFOLDER" / "ROEBUCK_3.dcm").read_bytes(), kinds=["sr", "fhir"])
     assert "This image is in the gallery." in results.warnings
     assert b"ROEBUCK_3" not in everything(results)
 
 
-def test_own_results_are_known(clinic: Any, make_radiograph: Make) -> None:
+def test_own_results_are_recognised(clinic: Any, make_radiograph: Make) -> None:
     for dataset in clinic.results(kinds=KINDS).datasets():
         assert is_own_result(dcmread(io.BytesIO(file_bytes(dataset)), stop_before_pixels=True))
     assert not is_own_result(dcmread(io.BytesIO(clinic.image)))
@@ -174,7 +174,7 @@ def test_many_threads(clinic: Any) -> None:
         assert len(results.sr.ContentSequence) == len(together[0].sr.ContentSequence)
 
 
-def test_what_was_not_asked_for_is_not_made(clinic: Any) -> None:
+def test_only_requested_results_are_made(clinic: Any) -> None:
     results = clinic.results()
     assert results.datasets() == [results.sr]
     assert (results.sc, results.kos, results.fhir) == (None, None, None)
@@ -199,12 +199,12 @@ def test_data_without_uids_is_refused(clinic: Any, make_radiograph: Make) -> Non
         make_results(clinic.image, clinic.finder.analyze(clinic.image, rank="findings"), clinic.finder)
 
 
-def test_warming_up_finds_every_kind() -> None:
+def test_warm_up_covers_every_kind() -> None:
     warm_up()
 
 
 @pytest.mark.release
-def test_what_is_warm_imports_nothing_more(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
+def test_after_warm_up_nothing_more_is_imported(clinic: Any, tiny_model: Path, tmp_path: Path) -> None:
     """Run in a new process, which has imported nothing yet."""
     (tmp_path / "chest.dcm").write_bytes(clinic.image)
     code = (
@@ -230,7 +230,7 @@ def test_a_missing_library_is_named(clinic: Any, monkeypatch: pytest.MonkeyPatch
         warm_up()
 
 
-def test_silence_ends_with_the_outermost_block(caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_is_silenced_until_the_outermost_block_ends(caplog: pytest.LogCaptureFixture) -> None:
     log = logging.getLogger("highdicom.base")
     with pydicom_unlogged():
         with pydicom_unlogged():
@@ -240,7 +240,7 @@ def test_silence_ends_with_the_outermost_block(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records] == ["after"]
 
 
-def test_logs_hold_no_patient_data(clinic: Any, make_radiograph: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_contain_no_patient_data(clinic: Any, make_radiograph: Make, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         logging.getLogger("highdicom.base").setLevel(logging.DEBUG)
         clinic.results(make_radiograph(PatientName="PLANTED", PatientSex="X"), kinds=KINDS)

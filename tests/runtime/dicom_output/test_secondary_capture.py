@@ -73,7 +73,7 @@ def test_it_shows_the_image_and_evidence(clinic: Any, make_radiograph: Make) -> 
     assert (right[..., 0] - right[..., 2]).max() > 50 and (right[..., 2] - right[..., 0]).max() > 50  # orange, blue
 
 
-def test_it_says_what_was_found(clinic: Any, texts: list[tuple[int, int, str]]) -> None:
+def test_it_lists_the_findings(clinic: Any, texts: list[tuple[int, int, str]]) -> None:
     clinic.results(kinds=["sc"])
     said = [text for _, _, text in texts]
     analysis = clinic.finder.analyze(clinic.image)
@@ -87,7 +87,7 @@ def test_it_says_what_was_found(clinic: Any, texts: list[tuple[int, int, str]]) 
 
 
 @pytest.mark.parametrize("burned_in", ["YES", "NO", None])
-def test_a_name_in_the_images_pixels_is_told(
+def test_burned_in_annotations_are_declared(
     clinic: Any, make_radiograph: Make, errors_of: Callable[..., list[str]], tmp_path: Path, burned_in: str | None
 ) -> None:
     """As on digitised films: the page shows them. If the image does not say, it may have them."""
@@ -97,7 +97,7 @@ def test_a_name_in_the_images_pixels_is_told(
     assert errors_of(results.sc, tmp_path / "page") == []
 
 
-def test_warnings_stand_on_it(clinic: Any, make_radiograph: Make, texts: list[tuple[int, int, str]]) -> None:
+def test_it_shows_warnings(clinic: Any, make_radiograph: Make, texts: list[tuple[int, int, str]]) -> None:
     clinic.results(make_radiograph(ViewPosition=None, BodyPartExamined=None), kinds=["sc"])
     said = " ".join(text for _, _, text in texts)
     assert "Please note" in said and "ViewPosition" in said and "BodyPartExamined" in said
@@ -105,7 +105,7 @@ def test_warnings_stand_on_it(clinic: Any, make_radiograph: Make, texts: list[tu
 
 @pytest.mark.parametrize("count", [1, 5, 14, 40])
 @pytest.mark.parametrize("shape", [(64, 64), (64, 200), (250, 70)])
-def test_everything_fits(
+def test_all_content_fits_on_the_page(
     clinic: Any, make_tiny_model: Callable[..., Path], tmp_path: Path, texts: list[tuple[int, int, str]], count: int,
     shape: tuple[int, int], make_radiograph: Make,
 ) -> None:  # fmt: skip

@@ -23,7 +23,7 @@ def read(data: bytes) -> SourceImage:
     return SourceImage.read(io.BytesIO(data))
 
 
-def test_what_is_taken_over(make_radiograph: Make) -> None:
+def test_copied_attributes(make_radiograph: Make) -> None:
     source = read(make_radiograph(IssuerOfPatientID="HOSPITAL", TimezoneOffsetFromUTC="-0330", BurnedInAnnotation="NO"))
     assert source.warnings == ()
     assert (source.uid, source.study_uid, source.patient_id) == (
@@ -38,7 +38,7 @@ def test_what_is_taken_over(make_radiograph: Make) -> None:
     assert source.local(datetime(2026, 1, 1, tzinfo=UTC)).isoformat() == "2025-12-31T20:30:00-03:30"
 
 
-def test_what_is_missing_is_empty(make_radiograph: Make) -> None:
+def test_missing_attributes_are_empty(make_radiograph: Make) -> None:
     keywords = (
         "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "StudyDate", "StudyTime", "StudyID",
         "AccessionNumber", "ReferringPhysicianName", "InstanceNumber", "Modality",
@@ -57,7 +57,7 @@ TAGS = {
 
 
 @pytest.mark.parametrize("keyword", ["SOPClassUID", "SOPInstanceUID", "StudyInstanceUID", "SeriesInstanceUID"])
-def test_a_uid_must_be_there(make_radiograph: Make, keyword: str) -> None:
+def test_a_missing_uid_is_refused(make_radiograph: Make, keyword: str) -> None:
     data = make_radiograph()
     at = data.rindex(TAGS[keyword])  # after the file meta
     length = int.from_bytes(data[at + 6 : at + 8], "little")
@@ -90,7 +90,7 @@ def test_another_format_is_refused() -> None:
         ("TimezoneOffsetFromUTC", "CET"),
     ],
 )
-def test_what_dicom_does_not_allow_is_left_out(make_radiograph: Make, keyword: str, value: Any) -> None:
+def test_invalid_values_are_left_out(make_radiograph: Make, keyword: str, value: Any) -> None:
     if keyword == "PatientName":
         data = make_radiograph(PatientName="????").replace(b"????", b"\x83\x84\x83\x7d")  # Shift JIS
     else:
@@ -103,7 +103,7 @@ def test_what_dicom_does_not_allow_is_left_out(make_radiograph: Make, keyword: s
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_dates_as_acr_nema_wrote_them(make_radiograph: Make) -> None:
+def test_dates_in_the_format_of_acr_nema(make_radiograph: Make) -> None:
     source = read(make_radiograph(StudyDate="1993.02.24", StudyTime="10:11:12"))
     assert (source.header.StudyDate, source.header.StudyTime, source.warnings) == ("19930224", "101112", ())
 
@@ -119,7 +119,7 @@ def test_dates_as_acr_nema_wrote_them(make_radiograph: Make) -> None:
         (["", "ISO 2022 IR 149"], "Hong^Gildong=洪^吉洞=홍^길동"),
     ],
 )
-def test_names_go_through_unharmed(make_radiograph: Make, character_set: Any, name: str) -> None:
+def test_names_are_preserved_in_every_character_set(make_radiograph: Make, character_set: Any, name: str) -> None:
     source = read(make_radiograph(SpecificCharacterSet=character_set, PatientName=name))
     assert source.warnings == ()
     assert str(source.header.PatientName) == name

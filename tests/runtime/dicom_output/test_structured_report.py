@@ -149,19 +149,19 @@ def comments(report: Dataset) -> list[str]:
     return [one.TextValue for one in named if one.ConceptNameCodeSequence[0].CodeValue == "121106"]
 
 
-def test_it_says_what_it_is_not_for(report: Dataset) -> None:
+def test_it_states_its_intended_use(report: Dataset) -> None:
     assert comments(report)[0] == "For research, not for diagnosis. cbmir is not a medical device."
     assert "for research, not for diagnosis" in report.SeriesDescription
 
 
-def test_warnings_stand_in_it(clinic: Any, make_radiograph: Make) -> None:
+def test_it_contains_warnings(clinic: Any, make_radiograph: Make) -> None:
     results = clinic.results(make_radiograph(ViewPosition="", PatientSex="X"))
     assert any("ViewPosition" in text for text in results.warnings)
     assert any("PatientSex" in text and "left out" in text for text in results.warnings)
     assert comments(written(results.sr))[1:] == list(results.warnings)
 
 
-def test_what_is_wrong_with_the_picture_is_told_first(clinic: Any, inverted_chest: NDArray[np.uint8]) -> None:
+def test_warnings_of_the_picture_check_come_first(clinic: Any, inverted_chest: NDArray[np.uint8]) -> None:
     results = clinic.results(make_dicom(inverted_chest.astype(np.uint16) * 16))
     assert comments(written(results.sr))[1] == SENTENCES["inverted"]
     assert results.warnings[0] == SENTENCES["inverted"]
@@ -190,7 +190,7 @@ def test_a_new_model_names_its_predecessor(
     )  # fmt: skip
 
 
-def test_no_document_is_its_own_predecessor(clinic: Any, report: Dataset) -> None:
+def test_a_report_is_not_its_own_predecessor(clinic: Any, report: Dataset) -> None:
     again = clinic.results(predecessor=str(report.SOPInstanceUID)).sr
     assert "PredecessorDocumentsSequence" not in again
 
@@ -214,7 +214,7 @@ def test_sources_of_other_classes(clinic: Any, make_radiograph: Make, sop_class:
     assert groups(report)[0].source_images[0].referenced_sop_class_uid == sop_class
 
 
-def test_another_image_of_the_same_uid_has_a_report_of_its_own(clinic: Any, make_radiograph: Any) -> None:
+def test_another_image_with_the_same_uid_has_its_own_report(clinic: Any, make_radiograph: Any) -> None:
     """A faulty sender reuses a UID: neither report replaces the other. The same pixels with a new header do."""
     image, other = dcmread(io.BytesIO(clinic.image)), dcmread(io.BytesIO(clinic.image))
     other.PixelData = bytes(reversed(other.PixelData))

@@ -20,7 +20,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="glibc's own")
-def test_freed_memory_is_given_back() -> None:
+def test_freed_memory_is_returned_to_the_system() -> None:
     """Freeing alone does not return small pieces below one that is kept."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
@@ -39,7 +39,7 @@ def test_freed_memory_is_given_back() -> None:
     libc.free(pieces[-1])
 
 
-def test_another_system_has_no_such_thing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: pytest.fail("not asked"))
     give_back_freed_memory()

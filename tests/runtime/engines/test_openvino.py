@@ -60,7 +60,7 @@ def as_xml(onnx: Path, path: Path, **metadata: str | None) -> Path:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", ["onnx", "xml"])
-def test_answers_are_those_of_onnx_runtime(
+def test_answers_agree_with_onnx_runtime(
     tiny_model: Path, float_xml: Path, batch: NDArray[np.uint8], mode: Mode, kind: str
 ) -> None:
     path = tiny_model if kind == "onnx" else float_xml
@@ -76,7 +76,7 @@ def test_answers_are_those_of_onnx_runtime(
         assert engine.run(batch[:0]).embedding.shape == (0, 8)
 
 
-def test_health_tells_what_runs(tiny_model: Path) -> None:
+def test_health(tiny_model: Path) -> None:
     with open_engine(tiny_model, engine="openvino") as engine:
         health = engine.health()
     assert (health.engine, health.requested, health.device) == ("openvino", "openvino", "cpu")
@@ -84,7 +84,7 @@ def test_health_tells_what_runs(tiny_model: Path) -> None:
     assert ov.__version__.startswith(health.version)
 
 
-def test_no_more_threads_than_there_are(tiny_model: Path) -> None:
+def test_threads_are_limited_to_those_available(tiny_model: Path) -> None:
     with OpenVinoEngine(tiny_model, threads=10_000, mode="latency") as engine:
         health = engine.health()
     assert health.threads == available_threads()
@@ -92,7 +92,7 @@ def test_no_more_threads_than_there_are(tiny_model: Path) -> None:
 
 
 @needs_bf16
-def test_bfloat16_is_what_the_card_asks_for(tmp_path: Path, tiny_model: Path, batch: NDArray[np.uint8]) -> None:
+def test_bfloat16_is_used_if_the_card_states_it(tmp_path: Path, tiny_model: Path, batch: NDArray[np.uint8]) -> None:
     write_openvino(tiny_model.read_bytes(), tmp_path / "model.xml", "bfloat16")
     with OnnxEngine(tiny_model, threads=1) as exact, OpenVinoEngine(tmp_path / "model.xml") as engine:
         expected, found = exact.run(batch), engine.run(batch)
@@ -116,16 +116,14 @@ def test_bfloat16_is_not_emulated(tmp_path: Path, tiny_model: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_an_onnx_file_in_a_precision_of_its_own_is_refused(
-    precision: str, tmp_path: Path, make_tiny_model: Make
-) -> None:
+def test_an_onnx_file_in_another_precision_is_refused(precision: str, tmp_path: Path, make_tiny_model: Make) -> None:
     path = make_tiny_model(tmp_path / "model.fp16.onnx", precision=precision)
     with pytest.raises(EngineError, match=rf"found one in {precision}, .* open model\.onnx"):
         OpenVinoEngine(path)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_model_is_let_go_once_all_is_compiled(mode: Mode, tiny_model: Path, batch: NDArray[np.uint8]) -> None:
+def test_the_model_is_released_after_compilation(mode: Mode, tiny_model: Path, batch: NDArray[np.uint8]) -> None:
     if available_threads() == 1:
         pytest.skip("with one thread there is one way to run")
     with OpenVinoEngine(tiny_model, threads=2, mode=mode) as engine:
@@ -135,7 +133,7 @@ def test_the_model_is_let_go_once_all_is_compiled(mode: Mode, tiny_model: Path, 
         engine.run(batch[:1])
 
 
-def test_another_precision_than_asked_for_is_an_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_precision_is_an_error(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A processor without half precision would silently compute in f32, so OpenVINO's answer is replaced."""
 
     class Compiled:
@@ -155,9 +153,7 @@ def test_another_precision_than_asked_for_is_an_error(tiny_model: Path, monkeypa
         OpenVinoEngine(tiny_model)
 
 
-def test_weights_that_do_not_belong_to_the_file_are_refused(
-    tmp_path: Path, float_xml: Path, make_tiny_model: Make
-) -> None:
+def test_weights_of_another_file_are_refused(tmp_path: Path, float_xml: Path, make_tiny_model: Make) -> None:
     other = as_xml(make_tiny_model(tmp_path / "other.onnx", seed=1), tmp_path / "other.xml")
     weights = float_xml.with_suffix(".bin").read_bytes()
     flipped = bytes([weights[0] ^ 1]) + weights[1:]
@@ -176,7 +172,7 @@ def test_weights_that_do_not_belong_to_the_file_are_refused(
         OpenVinoEngine(path)
 
 
-def test_what_is_no_model_file_is_refused(
+def test_invalid_model_files_are_refused(
     tmp_path: Path, float_xml: Path, tiny_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for source in (float_xml, tiny_model):
@@ -233,7 +229,7 @@ def test_eight_threads_share_one_engine(tiny_model: Path, batch: NDArray[np.uint
         np.testing.assert_array_equal(found, expected)
 
 
-def test_a_closed_engine_says_so(tiny_model: Path, batch: NDArray[np.uint8]) -> None:
+def test_a_closed_engine_raises_an_error(tiny_model: Path, batch: NDArray[np.uint8]) -> None:
     engine = OpenVinoEngine(tiny_model)
     engine.run(batch)
     engine.close()
@@ -300,7 +296,7 @@ for thread in threads:
 """
 
 
-def test_the_first_inferences_of_several_threads_do_not_wait_for_each_other(openvino: ModuleType) -> None:
+def test_first_inferences_of_several_threads_do_not_block_each_other(openvino: ModuleType) -> None:
     """Without the fix 14 of 15 such processes hang, so three pass by chance once in three thousand runs."""
     for _ in range(3):
         subprocess.run([sys.executable, "-c", _AT_ONCE], check=True, timeout=60)

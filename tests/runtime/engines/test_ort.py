@@ -49,7 +49,7 @@ def test_outputs_follow_the_method(tiny_model: Path, batch: np.ndarray) -> None:
             assert outputs.scores[n, j] == pytest.approx(np.exp(-squared / (2 * card.sigma**2)).max(), abs=1e-5)
 
 
-def test_large_batches_run_in_pieces_with_the_same_answers(tiny_model: Path, batch: np.ndarray) -> None:
+def test_large_batches_are_split_with_the_same_answers(tiny_model: Path, batch: np.ndarray) -> None:
     with open_engine(tiny_model, threads=1) as engine:
         together = engine.run(batch)
         single = [engine.run(batch[n : n + 1]).embedding[0] for n in range(len(batch))]
@@ -59,7 +59,7 @@ def test_large_batches_run_in_pieces_with_the_same_answers(tiny_model: Path, bat
     np.testing.assert_allclose(together.embedding, single, atol=1e-6)
 
 
-def test_a_view_that_is_not_contiguous_is_taken(tiny_model: Path, batch: np.ndarray) -> None:
+def test_a_view_that_is_not_contiguous_is_accepted(tiny_model: Path, batch: np.ndarray) -> None:
     with open_engine(tiny_model, threads=1) as engine:
         np.testing.assert_array_equal(engine.run(batch[::-7]).scores, engine.run(batch[::-7].copy()).scores)
 
@@ -84,7 +84,7 @@ def test_a_wrong_batch_is_refused(tiny_model: Path, wrong: np.ndarray) -> None:
         engine.run(wrong)
 
 
-def test_a_closed_engine_says_so(tiny_model: Path, batch: np.ndarray) -> None:
+def test_a_closed_engine_raises_an_error(tiny_model: Path, batch: np.ndarray) -> None:
     engine = open_engine(tiny_model, threads=1)
     engine.close()
     with pytest.raises(EngineError, match="closed"):
@@ -98,7 +98,7 @@ def test_eight_threads_share_one_session(tiny_model: Path, batch: np.ndarray) ->
     np.testing.assert_array_equal(found, expected)
 
 
-def test_health_tells_what_runs(tiny_model: Path) -> None:
+def test_health(tiny_model: Path) -> None:
     with open_engine(tiny_model, engine="onnxruntime") as engine:
         health = engine.health()
     assert (health.engine, health.requested, health.device) == ("onnxruntime", "onnxruntime", "cpu")
@@ -135,7 +135,7 @@ class Recorder(Engine):
         ("throughput", 1, [(1, 1)]),
     ],
 )
-def test_the_mode_decides_on_streams(
+def test_the_mode_decides_whether_streams_are_used(
     mode: Mode, count: int, calls: list[tuple[int, int]], batch: np.ndarray, tiny_card: ModelCard
 ) -> None:
     with Recorder(3, mode, tiny_card) as engine:
@@ -145,12 +145,12 @@ def test_the_mode_decides_on_streams(
 
 
 @pytest.mark.parametrize(("threads", "mode", "runs"), [(2, "throughput", "throughput"), (1, "throughput", "latency")])
-def test_health_tells_the_mode_that_runs(threads: int, mode: Mode, runs: Mode, tiny_card: ModelCard) -> None:
+def test_health_reports_the_actual_mode(threads: int, mode: Mode, runs: Mode, tiny_card: ModelCard) -> None:
     with Recorder(threads, mode, tiny_card) as engine:
         assert engine.health().mode == runs
 
 
-def test_a_batch_under_way_ends_as_ever_when_the_engine_is_closed(tiny_card: ModelCard) -> None:
+def test_a_running_batch_finishes_when_the_engine_is_closed(tiny_card: ModelCard) -> None:
     """During the first image another thread closes the engine, before thousands of images are submitted."""
     closing: list[threading.Thread] = []
 
@@ -182,7 +182,7 @@ def test_one_thread_needs_no_streams(batch: np.ndarray, tiny_card: ModelCard) ->
         assert engine.calls == [(1, 4)]
 
 
-def test_streams_and_latency_answer_alike(tiny_model: Path, batch: np.ndarray) -> None:
+def test_streams_and_latency_give_the_same_answers(tiny_model: Path, batch: np.ndarray) -> None:
     answers = []
     for mode in MODES:
         with open_engine(tiny_model, threads=2, mode=mode) as engine:
@@ -262,16 +262,16 @@ def on_cpu(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_after_a_fork_the_child_is_told_to_open_its_own(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_after_a_fork_the_child_must_open_its_own_engine(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
     told = in_a_process("fork", on_cpu, tiny_model, tmp_path)
     assert "cannot be used after a fork; open the model in this process" in told
 
 
-def test_a_spawned_process_opens_its_own(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_spawned_process_opens_its_own_engine(on_cpu: str, tiny_model: Path, tmp_path: Path) -> None:
     assert in_a_process("spawn", on_cpu, tiny_model, tmp_path) == "True\n"
 
 
-def test_an_engine_is_not_pickled(tiny_model: Path) -> None:
+def test_an_engine_cannot_be_pickled(tiny_model: Path) -> None:
     with open_engine(tiny_model, threads=1) as engine, pytest.raises(EngineError, match="open the model there"):
         pickle.dumps(engine)
 
@@ -285,7 +285,7 @@ def test_wrong_options_are_refused(tmp_path: Path, tiny_model: Path, options: di
             open_engine(path, **options)
 
 
-def test_a_provider_that_does_not_load_is_no_cpu_in_disguise(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_provider_does_not_fall_back_silently(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a driver, ONNX Runtime with CUDA raises or continues on the CPU; the engine never does so silently."""
     import onnxruntime
 
@@ -315,7 +315,7 @@ def test_threads_of_onnx_runtime_sleep_between_two_calls(tiny_model: Path, monke
     assert [given.get_session_config_entry("session.intra_op.allow_spinning") for given in options] == ["0"]
 
 
-def test_a_file_that_a_gpu_cannot_run_is_told_from_one_that_nothing_can(
+def test_errors_of_the_gpu_are_distinguished_from_invalid_files(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import onnxruntime

@@ -20,7 +20,7 @@ Opened = list[tuple[str, str]]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
+def only_engines(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Opened]:
     """Let only these engines work here, and record which engine opens which file."""
 
     def only(*engines: str) -> Opened:
@@ -65,11 +65,11 @@ def folder(tmp_path: Path, tiny_model: Path) -> Path:
         (("onnxruntime",), ("model.onnx", "onnxruntime")),
     ],
 )
-def test_a_folder_gives_its_fastest_file_that_runs_here(
+def test_the_fastest_file_of_a_folder_that_runs_here_is_opened(
     engines: tuple[str, ...], expected: tuple[str, str], folder: Path, tiny_model: Path,
-    here: Callable[..., Opened], caplog: pytest.LogCaptureFixture,
+    only_engines: Callable[..., Opened], caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    opened = here(tiny_model, *engines)
+    opened = only_engines(tiny_model, *engines)
     with caplog.at_level(logging.INFO, "cbmir"), open_engine(folder) as engine:
         assert opened == [expected]
         reason = engine.health().reason
@@ -79,7 +79,7 @@ def test_a_folder_gives_its_fastest_file_that_runs_here(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
+def test_a_bfloat16_file_is_skipped_without_hardware_support(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class OldProcessor:
@@ -100,7 +100,7 @@ def test_a_folder_s_bfloat16_file_is_passed_over_without_the_arithmetic(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_where_nothing_works_every_reason_is_given(
+def test_if_nothing_works_every_reason_is_given(
     tiny_model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
@@ -116,8 +116,8 @@ def test_where_nothing_works_every_reason_is_given(
         open_engine(folder)
 
 
-def test_auto_leaves_out_what_compiles_for_minutes(tiny_model: Path, here: Callable[..., Opened]) -> None:
-    opened = here(tiny_model, "onnxruntime-tensorrt")
+def test_auto_skips_engines_that_compile_for_minutes(tiny_model: Path, only_engines: Callable[..., Opened]) -> None:
+    opened = only_engines(tiny_model, "onnxruntime-tensorrt")
     with pytest.raises(EngineError, match="no engine for it works here"):
         open_engine(tiny_model)
     open_engine(tiny_model, engine="onnxruntime-tensorrt").close()
@@ -135,10 +135,10 @@ def test_model_files(tmp_path: Path) -> None:
     assert stem(Path("other.xml")) == "other"
 
 
-def test_an_engine_that_is_named_takes_its_own_file_of_a_folder(
-    folder: Path, tiny_model: Path, here: Callable[..., Opened]
+def test_a_named_engine_opens_its_own_file_of_a_folder(
+    folder: Path, tiny_model: Path, only_engines: Callable[..., Opened]
 ) -> None:
-    opened = here(tiny_model, "openvino", "onnxruntime", "onnxruntime-cuda")
+    opened = only_engines(tiny_model, "openvino", "onnxruntime", "onnxruntime-cuda")
     for name in ("openvino", "onnxruntime"):
         open_engine(folder, engine=name).close()
     assert opened == [("model.openvino-bf16.xml", "openvino"), ("model.onnx", "onnxruntime")]
@@ -147,8 +147,8 @@ def test_an_engine_that_is_named_takes_its_own_file_of_a_folder(
         open_engine(folder, engine="tensorrt")
 
 
-def test_a_file_is_run_as_it_is(folder: Path, tiny_model: Path, here: Callable[..., Opened]) -> None:
-    opened = here(tiny_model, "openvino", "onnxruntime", "onnxruntime-cuda")
+def test_a_given_file_is_opened_as_it_is(folder: Path, tiny_model: Path, only_engines: Callable[..., Opened]) -> None:
+    opened = only_engines(tiny_model, "openvino", "onnxruntime", "onnxruntime-cuda")
     for name in ("model.onnx", "model.int8.onnx", "model.openvino-int8.xml"):
         open_engine(folder / name).close()
     assert opened == [
@@ -156,7 +156,7 @@ def test_a_file_is_run_as_it_is(folder: Path, tiny_model: Path, here: Callable[.
     ]  # fmt: skip
 
 
-def test_folders_that_cannot_be_chosen_from(folder: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_unusable_folders(folder: Path, tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ModelError, match="expected the files of one model, found none"):
         open_engine(tmp_path / "empty")
@@ -170,18 +170,18 @@ def test_folders_that_cannot_be_chosen_from(folder: Path, tiny_model: Path, tmp_
         open_engine(only_int8)
 
 
-def test_an_engine_that_is_not_here_is_an_error(tiny_model: Path, here: Callable[..., Opened]) -> None:
-    opened = here(tiny_model, "onnxruntime")
+def test_an_unavailable_engine_is_an_error(tiny_model: Path, only_engines: Callable[..., Opened]) -> None:
+    opened = only_engines(tiny_model, "onnxruntime")
     for name in ("onnxruntime-cuda", "onnxruntime-tensorrt", "openvino"):
         with pytest.raises(EngineError, match=f"engine {name} was requested, but cannot be used here: there is no"):
             open_engine(tiny_model, engine=name)
     assert opened == []
 
 
-def test_a_fall_back_that_is_allowed_is_told(
-    tiny_model: Path, here: Callable[..., Opened], caplog: pytest.LogCaptureFixture
+def test_an_allowed_fallback_is_reported(
+    tiny_model: Path, only_engines: Callable[..., Opened], caplog: pytest.LogCaptureFixture
 ) -> None:
-    here(tiny_model, "onnxruntime")
+    only_engines(tiny_model, "onnxruntime")
     with open_engine(tiny_model, engine="onnxruntime-cuda", allow_fallback=True) as engine:
         health = engine.health()
     assert (health.requested, health.engine, health.device) == ("onnxruntime-cuda", "onnxruntime", "cpu")
@@ -189,8 +189,10 @@ def test_a_fall_back_that_is_allowed_is_told(
     assert list(health.warnings) == [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_folder_falls_back_to_its_onnx_file(folder: Path, tiny_model: Path, here: Callable[..., Opened]) -> None:
-    opened = here(tiny_model, "onnxruntime")
+def test_a_folder_falls_back_to_its_onnx_file(
+    folder: Path, tiny_model: Path, only_engines: Callable[..., Opened]
+) -> None:
+    opened = only_engines(tiny_model, "onnxruntime")
     with open_engine(folder, engine="openvino", allow_fallback=True) as engine:
         assert "engine openvino was requested, but cannot be used: there is no openvino" in engine.health().warnings[0]
     assert opened == [("model.onnx", "onnxruntime")]
@@ -198,14 +200,14 @@ def test_a_folder_falls_back_to_its_onnx_file(folder: Path, tiny_model: Path, he
         open_engine(folder / "model.openvino-bf16.xml", engine="openvino", allow_fallback=True)
 
 
-def test_what_cannot_be_asked_for(tiny_model: Path) -> None:
+def test_invalid_engines(tiny_model: Path) -> None:
     with pytest.raises(EngineError, match="expected an engine of auto, onnxruntime"):
         open_engine(tiny_model, engine="cuda")
     with pytest.raises(EngineError, match=r"runs on onnxruntime-cuda or .*, not on tensorrt"):
         open_engine(tiny_model, engine="tensorrt")
 
 
-def test_what_is_no_model_file_is_refused(tmp_path: Path, tiny_model: Path) -> None:
+def test_invalid_model_files_are_refused(tmp_path: Path, tiny_model: Path) -> None:
     data = tiny_model.read_bytes()
     (tmp_path / "cut.onnx").write_bytes(data[: len(data) // 2])
     (tmp_path / "empty.onnx").touch()

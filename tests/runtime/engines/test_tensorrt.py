@@ -230,9 +230,7 @@ def batch() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (38, 1, 32, 32), dtype=np.uint8)
 
 
-def test_large_batches_run_in_pieces_with_the_right_answers(
-    fake: FakeTensorRt, plan_file: Path, batch: np.ndarray
-) -> None:
+def test_large_batches_are_split_with_the_right_answers(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
     with TensorRtEngine(plan_file) as engine:
         outputs = engine.run(batch, feature_map=True)
         again = engine.run(batch[::-1], feature_map=True)
@@ -258,7 +256,7 @@ def test_fixed_batches_are_captured_once_and_replayed(fake: FakeTensorRt, plan_f
     ]  # fmt: skip
 
 
-def test_the_feature_map_is_copied_only_when_asked_for(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
+def test_the_feature_map_is_copied_only_on_request(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
     with TensorRtEngine(plan_file) as engine:
         assert engine.run(batch[:3]).feature_map is None
         address = fake.contexts[0].address["feature_map"]
@@ -268,7 +266,7 @@ def test_the_feature_map_is_copied_only_when_asked_for(fake: FakeTensorRt, plan_
 
 
 @pytest.mark.parametrize("how", ["capture", "plan"])
-def test_a_capture_that_fails_is_told(
+def test_a_failed_capture_is_reported(
     how: str, fake: FakeTensorRt, plan_file: Path, batch: np.ndarray, caplog: pytest.LogCaptureFixture
 ) -> None:
     if how == "capture":
@@ -286,7 +284,7 @@ def test_a_capture_that_fails_is_told(
 
 @pytest.mark.parametrize("function", ["cudaStreamCreate", "cudaMallocHost", "cudaMalloc"])
 @pytest.mark.parametrize("nth", [1, 3])
-def test_what_fails_while_opening_is_named_and_all_is_freed(
+def test_failures_while_opening_are_named_and_free_everything(
     function: str, nth: int, fake: FakeTensorRt, plan_file: Path
 ) -> None:
     if function == "cudaStreamCreate":
@@ -298,7 +296,7 @@ def test_what_fails_while_opening_is_named_and_all_is_freed(
 
 
 @pytest.mark.parametrize("function", ["cudaMemcpyAsync", "cudaStreamSynchronize", "cudaGraphLaunch"])
-def test_what_fails_while_running_is_named(
+def test_failures_while_running_are_named(
     function: str, fake: FakeTensorRt, plan_file: Path, batch: np.ndarray
 ) -> None:
     with TensorRtEngine(plan_file) as engine:
@@ -308,7 +306,7 @@ def test_what_fails_while_running_is_named(
     assert fake.cuda.live == {}
 
 
-def test_what_tensorrt_says_is_passed_on(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
+def test_messages_of_tensorrt_are_passed_on(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
     with TensorRtEngine(plan_file) as engine:
         fake.fails = True
         with pytest.raises(EngineError, match="failed on a batch of 5: the card is on fire"):
@@ -319,7 +317,7 @@ def test_what_tensorrt_says_is_passed_on(fake: FakeTensorRt, plan_file: Path, ba
     assert fake.cuda.live == {}
 
 
-def test_close_frees_all_and_may_be_called_again(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
+def test_close_frees_everything_and_may_be_called_again(fake: FakeTensorRt, plan_file: Path, batch: np.ndarray) -> None:
     engine = TensorRtEngine(plan_file)
     engine.run(batch)
     assert fake.cuda.live
@@ -337,7 +335,7 @@ def test_eight_threads_share_one_engine(fake: FakeTensorRt, plan_file: Path, bat
         np.testing.assert_array_equal(scores, answers(batch[n : n + 1 + n % 3])["scores"])
 
 
-def test_health_tells_the_card_and_the_version(fake: FakeTensorRt, plan_file: Path) -> None:
+def test_health_reports_the_card_and_the_version(fake: FakeTensorRt, plan_file: Path) -> None:
     with TensorRtEngine(plan_file) as engine:
         health = engine.health()
     assert (health.engine, health.device, health.version) == ("tensorrt", "cuda:0 Card", "tensorrt-rtx 1.2.3")
@@ -357,23 +355,23 @@ def test_a_plan_of_another_gpu_or_version_is_refused(
     assert fake.cuda.calls == Counter()
 
 
-@pytest.mark.parametrize("here", ["sm86", "sm89", "sm90"])
-def test_of_a_folder_auto_takes_the_plan_for_this_gpu(
-    here: str, fake: FakeTensorRt, plan_file: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("target", ["sm86", "sm89", "sm90"])
+def test_auto_opens_the_plan_for_this_gpu(
+    target: str, fake: FakeTensorRt, plan_file: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = plan_file.with_name("model.sm89.plan")
     other.write_bytes(plan_file.read_bytes())
     facts = json.loads(sidecar_of(plan_file).read_text("utf-8"))
     write_json(sidecar_of(other), facts | {"target": "sm89"})
     plan_file.with_name("model.onnx").write_bytes(tiny_model.read_bytes())
-    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", here, 1))
+    monkeypatch.setattr(tensorrt, "current_gpu", lambda: Gpu("Card", target, 1))
     with open_engine(plan_file.parent, threads=1) as engine:
         health = engine.health()
-    assert health.engine == ("onnxruntime" if here == "sm90" else "tensorrt")
-    assert ("built for a GPU of compute capability sm86" in health.reason) == (here != "sm86")
+    assert health.engine == ("onnxruntime" if target == "sm90" else "tensorrt")
+    assert ("built for a GPU of compute capability sm86" in health.reason) == (target != "sm86")
 
 
-def test_a_plan_of_a_flavour_that_is_not_installed_is_refused(
+def test_a_plan_for_a_flavour_that_is_not_installed_is_refused(
     fake: FakeTensorRt, plan_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensorrt, "find_tensorrt", nvidia.find_tensorrt)
@@ -399,7 +397,7 @@ def test_without_cuda_python_the_error_names_the_extra(
         TensorRtEngine(plan_file)
 
 
-def test_a_plan_that_is_not_its_sidecars_is_refused(plan_file: Path) -> None:
+def test_a_plan_that_does_not_match_its_sidecar_is_refused(plan_file: Path) -> None:
     plan_file.write_bytes(b"another plan")
     with pytest.raises(ModelError, match="SHA-256"):
         TensorRtEngine(plan_file)

@@ -45,7 +45,7 @@ def broken(provider: str) -> SimpleNamespace:
         (broken, "RuntimeError: libcudnn"),
         (lambda provider: session(provider, answer=0.0), "answers"),
     ],
-    ids=["works", "silent fall back", "raises", "wrong"],
+    ids=["works", "silent fallback", "raises", "wrong"],
 )
 def test_a_listed_provider_must_run_a_model(
     make: Callable[..., Any], why: str, monkeypatch: pytest.MonkeyPatch
@@ -65,7 +65,7 @@ def test_a_listed_provider_must_run_a_model(
         ("openvino", "openvino", "openvino"),
     ],
 )
-def test_what_is_not_installed_is_named_with_its_extra(
+def test_missing_packages_are_named_with_their_extra(
     engine: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -75,7 +75,7 @@ def test_what_is_not_installed_is_named_with_its_extra(
 
 
 @pytest.mark.parametrize(("devices", "why"), [(["CPU", "GPU"], ""), (["GPU"], "finds no CPU"), ([], "only nothing")])
-def test_openvino_wants_its_plugin_for_the_cpu(devices: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openvino_needs_its_cpu_plugin(devices: list[str], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(Core=lambda: SimpleNamespace(available_devices=devices), __version__="1.2.3")
     monkeypatch.setattr(openvino, "import_openvino", lambda: fake)
     assert why in why_not("openvino")
@@ -83,7 +83,7 @@ def test_openvino_wants_its_plugin_for_the_cpu(devices: list[str], why: str, mon
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_needs_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> Any:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -100,7 +100,7 @@ def test_tensorrt_wants_a_gpu_then_its_packages(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("engine", ENGINES[1:])
-def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_installations_do_not_raise(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def explode(*_: object) -> Any:
         raise ValueError("half installed")
 
@@ -110,7 +110,7 @@ def test_nothing_that_is_broken_raises(engine: str, monkeypatch: pytest.MonkeyPa
     assert probe(engine)[0] == ""
 
 
-def test_a_flavour_that_is_absent_or_broken_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_or_broken_flavour_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     with pytest.raises(MissingDependencyError, match=r'tensorrt is not installed.*extra "tensorrt"'):
         find_tensorrt("tensorrt")
@@ -168,7 +168,7 @@ TENSORRT = {
 CPU = ("CPUExecutionProvider", dict[str, str]())
 
 
-def test_providers_are_told_to_keep_memory_and_float32() -> None:
+def test_provider_options_keep_memory_and_float32() -> None:
     options = {"size": 224, "memory": 8 << 30}
     assert provider_options("onnxruntime") == [CPU]
     assert provider_options("onnxruntime-cuda", **options) == [("CUDAExecutionProvider", CUDA), CPU]
@@ -178,7 +178,7 @@ def test_providers_are_told_to_keep_memory_and_float32() -> None:
     assert [name for name, _ in provider_options("onnxruntime-tensorrt")] == PROVIDERS["onnxruntime-tensorrt"]
 
 
-def test_half_precision_comes_only_when_asked_for() -> None:
+def test_half_precision_is_used_only_on_request() -> None:
     half = dict(provider_options("onnxruntime-tensorrt", precision="float16", size=224, memory=8 << 30))
     assert half["TensorrtExecutionProvider"] == TENSORRT | {"trt_fp16_enable": "1"}
     assert half["CUDAExecutionProvider"] == CUDA
@@ -194,7 +194,7 @@ def test_tensorrt_keeps_engines_and_timings_in_the_cache(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", ["latency", "throughput"])
-def test_a_gpu_session_gets_its_options_and_one_cache_a_model(
+def test_a_gpu_session_gets_its_options_and_one_cache_per_model(
     mode: Any, tiny_model: Path, make_tiny_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The CPU stands in for TensorRT: the sessions are real, their list of providers is not."""

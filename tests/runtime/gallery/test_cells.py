@@ -48,7 +48,7 @@ def windows(cells: NDArray[np.float64], rows: int, columns: int) -> NDArray[np.f
     ])  # fmt: skip
 
 
-def test_codes_hold_what_differs(maps: Maps) -> None:
+def test_codes_preserve_the_differences_between_cells(maps: Maps) -> None:
     codec = CellCodec.fitted(maps)
     codes = codec.codes(maps)
     assert (codes.shape, codes.dtype, codec.shape) == ((50, 5, 4, 32), np.int8, (5, 4, 32))
@@ -61,7 +61,7 @@ def test_codes_hold_what_differs(maps: Maps) -> None:
 
 
 @pytest.mark.parametrize("window", [(1, 1), (2, 3), (5, 4)])
-def test_places_are_those_of_brute_force(maps: Maps, window: tuple[int, int]) -> None:
+def test_places_agree_with_brute_force(maps: Maps, window: tuple[int, int]) -> None:
     codec = CellCodec.fitted(maps)
     codes = codec.codes(maps)
     query = maps[7, :, 1:3, 1:4].mean(axis=(1, 2))
@@ -75,7 +75,7 @@ def test_places_are_those_of_brute_force(maps: Maps, window: tuple[int, int]) ->
         assert every[tuple(corner)] == pytest.approx(every.max(), abs=1e-5)
 
 
-def test_a_codec_as_text_and_codes_of_another(maps: Maps) -> None:
+def test_a_codec_as_text_and_codes_of_another_codec(maps: Maps) -> None:
     codec, other = CellCodec.fitted(maps), CellCodec.fitted(maps[:25])
     again = CellCodec.loads(codec.dumps())
     np.testing.assert_array_equal(again.codes(maps), codec.codes(maps))
@@ -174,7 +174,7 @@ def test_the_place_of_a_bright_patch(tiny_model: Path, tmp_path: Path) -> None:
     assert 152 / 256 - 0.11 < y0 < (152 + 26) / 256 < y1 < 0.95
 
 
-def test_an_image_that_is_removed_meanwhile(
+def test_an_image_removed_during_a_search(
     built: Path, tiny_model: Path, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -228,7 +228,7 @@ def test_add_update_merge_export_and_shards(
         assert without.cell_codec is None
 
 
-def test_what_is_refused_and_what_is_damaged(built: Path, tiny_gallery: Path, tmp_path: Path) -> None:
+def test_invalid_cells_and_damaged_codes(built: Path, tiny_gallery: Path, tmp_path: Path) -> None:
     entry, vector = Entry("new", "/new.png", "p"), np.eye(1, 8, dtype=np.float32)
     with Gallery.open(built) as gallery:
         export(gallery, tmp_path / "copy")

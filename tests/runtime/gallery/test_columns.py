@@ -71,7 +71,7 @@ def test_rows_of_the_store(store: Gallery, make_entries: Make, make_vectors: Mak
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_snapshot_follows_what_is_written(
+def test_a_snapshot_follows_writes(
     store: Gallery, make_entries: Make, make_vectors: Make, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Several random writes happen between two checks; entries of base and tail change and are removed."""
@@ -103,7 +103,7 @@ def test_a_snapshot_follows_what_is_written(
         snapshot = later
 
 
-def test_an_earlier_snapshot_stays_as_it_was(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_an_earlier_snapshot_is_unchanged(store: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with store.reading() as reader:
         before = whole(reader)
     store.remove(ids=["id0003"])
@@ -115,7 +115,7 @@ def test_an_earlier_snapshot_stays_as_it_was(store: Gallery, make_entries: Make,
     assert after.base is before.base  # not copied: it may be mapped and large
 
 
-def test_what_is_not_known_any_more_is_read_anew(store: Gallery) -> None:
+def test_a_snapshot_that_cannot_be_refreshed_is_read_again(store: Gallery) -> None:
     with store.reading() as reader:
         snapshot = whole(reader)
     store.remove(ids=["id0003"])
@@ -137,7 +137,7 @@ def test_an_empty_store(tmp_path: Path, tiny_card: ModelCard, make_entries: Make
             assert_same(later, reader)
 
 
-def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_vectors_are_in_memory_only_once(tmp_path: Path, tiny_card: ModelCard) -> None:
     count, dim = 1500, 1024
     vectors = np.eye(dim, dtype=np.float32)[np.arange(count) % dim]
     with Gallery.create(tmp_path / "wide", tiny_card.with_(embedding_dim=dim)) as store:
@@ -154,7 +154,7 @@ def test_the_vectors_are_in_memory_once(tmp_path: Path, tiny_card: ModelCard) ->
     assert peak < 1.5 * vectors.nbytes
 
 
-def test_more_rows_than_expected_are_no_silent_loss(store: Gallery) -> None:
+def test_extra_rows_raise_an_error(store: Gallery) -> None:
     with store.reading() as reader, pytest.raises(ValueError, match="broadcast"):
         Columns.collected(reader.columns(), np.empty((COUNT - 1, 8), np.float32), 3)
 

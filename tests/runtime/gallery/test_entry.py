@@ -27,12 +27,12 @@ def ids_of(*paths: str) -> list[str]:
         (["x.png"], ["x"]),
     ],
 )
-def test_ids_are_the_shortest_names_that_tell_images_apart(paths: list[str], ids: list[str]) -> None:
+def test_ids_are_the_shortest_unique_names(paths: list[str], ids: list[str]) -> None:
     for folder in ("/", "/data/", "/some/where/x/"):
         assert ids_of(*(folder + path for path in paths)) == ids
 
 
-def test_the_same_file_twice_is_refused() -> None:
+def test_a_duplicate_file_is_refused() -> None:
     with pytest.raises(GalleryError, match=r"each image once, found /a/x.png more than once"):
         ids_of("/a/x.png", "/b/x.png", "/a/x.png")
 
@@ -58,11 +58,11 @@ def test_ids_of_a_data_set_as_large_as_chexpert() -> None:
         ({"x", "b/x", "a/b/x"}, ["/a/b/x", "y"]),
     ],
 )
-def test_ids_that_are_taken_get_more_folders(taken: set[str], ids: list[str]) -> None:
+def test_duplicate_ids_get_more_folders(taken: set[str], ids: list[str]) -> None:
     rows = [Row(Path(path), "p", (1,)) for path in ("/a/b/x.png", "/a/b/y.png")]
     assert entry_ids(rows, taken) == ids
 
 
-def test_an_image_whose_whole_path_is_taken_is_refused() -> None:
+def test_an_image_whose_full_path_is_taken_is_refused() -> None:
     with pytest.raises(GalleryError, match=r"found /a/x\.png taken by another"):
         entry_ids([Row(Path("/a/x.png"), "p", (1,))], {"x", "a/x", "/a/x"})

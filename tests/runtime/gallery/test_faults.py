@@ -31,22 +31,22 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.slow
-def test_a_writer_that_is_killed_loses_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_killed_writer_loses_nothing(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_writers(server, tmp_path / "g", 20))) == 20
 
 
 @pytest.mark.release
-def test_a_writer_that_is_killed_at_300_moments_loses_nothing(server: Server, tmp_path: Path) -> None:
+def test_a_writer_killed_at_300_moments_loses_nothing(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_writers(server, tmp_path / "g", 300))) == 300
 
 
 @pytest.mark.slow
-def test_a_build_that_is_killed_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
+def test_a_killed_build_is_complete_or_absent(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_builders(server, tmp_path, 10))) == 10
 
 
 @pytest.mark.release
-def test_a_build_that_is_killed_at_60_moments_is_whole_or_not_there(server: Server, tmp_path: Path) -> None:
+def test_a_build_killed_at_60_moments_is_complete_or_absent(server: Server, tmp_path: Path) -> None:
     assert len(list(kill_builders(server, tmp_path, 60))) == 60
 
 
@@ -60,10 +60,10 @@ def undamaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_damage_gives_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
+def test_damage_never_gives_a_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
     assert len(list(damage_files(server, undamaged, tmp_path, 40))) == 40
 
 
 @pytest.mark.release
-def test_200_damages_give_no_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
+def test_200_cases_of_damage_never_give_a_wrong_answer(server: Server, undamaged: Path, tmp_path: Path) -> None:
     assert len(list(damage_files(server, undamaged, tmp_path, 200))) == 200

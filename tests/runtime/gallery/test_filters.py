@@ -92,17 +92,17 @@ def test_expressions(text: str, expected: object) -> None:
         ("(" * 51 + "Mass" + ")" * 51, "at most 50 nested parentheses"),
     ],
 )
-def test_what_cannot_be_read_is_refused(text: str, found: str) -> None:
+def test_invalid_expressions_are_refused(text: str, found: str) -> None:
     with pytest.raises(GalleryError, match=found):
         parse(text, LABELS)
 
 
-def test_a_label_named_like_a_word_of_the_language_is_quoted() -> None:
+def test_a_label_named_like_a_keyword_is_quoted() -> None:
     labels = LabelSet(("Not", "Mass"))
     assert parse("not 'not' and Mass", labels) == AllOf((HasLabel(0, False), HasLabel(1)))
 
 
-def test_many_nots_are_no_trouble() -> None:
+def test_many_nots_are_accepted() -> None:
     assert parse("not " * 5001 + "Mass", LABELS) == HasLabel(1, False)
 
 
@@ -126,14 +126,14 @@ def random_expression(rng: np.random.Generator, depth: int) -> tuple[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_an_expression_passes_what_is_known_to_fit(seed: int) -> None:
+def test_an_expression_passes_rows_known_to_match(seed: int) -> None:
     text, holds = random_expression(np.random.default_rng(seed), 4)
     own = rows(seed=seed)
     expected = [int(number) for number, values in zip(own.numbers, own.labels.T.tolist(), strict=True) if holds(values)]
     assert passing(own, Filter(where=text)) == expected
 
 
-def test_not_passes_what_is_known_to_be_negative_alone() -> None:
+def test_not_passes_only_rows_known_to_be_negative() -> None:
     own = rows()
     assert passing(own, Filter(where="not Mass")) == own.numbers[own.labels[1] == 0].tolist()
     assert passing(own, Filter(where="Mass")) == own.numbers[np.abs(own.labels[1]) == 1].tolist()
@@ -162,7 +162,7 @@ def test_only_these_patients() -> None:
     assert passing(own, none_left) == []
 
 
-def test_views_and_sources_in_either_case() -> None:
+def test_views_and_sources_ignore_case() -> None:
     own = rows()
     assert passing(own, Filter(view="pa")) == own.numbers[own.views == 2].tolist()
     assert passing(own, Filter(source=" KLINIK SÜD ")) == own.numbers[own.sources == 3].tolist()
@@ -179,13 +179,15 @@ def test_views_and_sources_in_either_case() -> None:
         ("2020-06-15", "2020-06-15", 20200615, 20200615),
     ],
 )
-def test_days_are_included_and_entries_without_one_are_not(since: str, until: str, first: int, last: int) -> None:
+def test_both_days_are_included_and_entries_without_a_date_are_not(
+    since: str, until: str, first: int, last: int
+) -> None:
     own = rows()
     expected = own.numbers[(own.dates >= first) & (own.dates <= last)].tolist()
     assert expected and passing(own, Filter(since=since, until=until)) == expected
 
 
-def test_all_conditions_hold_at_once() -> None:
+def test_all_conditions_must_hold() -> None:
     own = rows()
     wanted = Filter(exclude_patients=frozenset({"p3"}), where="Effusion", view="PA", source="NIH",
                     since="2020-01-01")  # fmt: skip
@@ -211,12 +213,12 @@ def test_all_conditions_hold_at_once() -> None:
         ({"since": 20200101}, "text for since"),
     ],
 )
-def test_an_unfit_filter_is_refused(values: dict[str, Any], found: str) -> None:
+def test_an_invalid_filter_is_refused(values: dict[str, Any], found: str) -> None:
     with pytest.raises(GalleryError, match=found):
         Filter(**values)
 
 
-def test_the_empty_filter_asks_nothing() -> None:
+def test_an_empty_filter_is_false() -> None:
     assert not Filter() and not Filter(where=" ", view=" ", source=" ")
     assert Filter(view=" PA", where="Mass ") == Filter(view="PA", where="Mass")
     assert Filter(view="PA") and Filter(exclude_studies=frozenset({"s"}))

@@ -30,7 +30,7 @@ def generation(store: Gallery) -> int:
         return reader.generation
 
 
-def test_what_went_in_comes_out(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_round_trip(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     entries, vectors = make_entries(COUNT), make_vectors(COUNT)
     for place in (store, Gallery.open(store.path)):
         with place:
@@ -47,7 +47,7 @@ def test_what_went_in_comes_out(store: Gallery, make_entries: MakeEntries, make_
                     read("nobody")
 
 
-def test_columns_are_what_a_search_needs(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_columns_have_what_a_search_needs(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     with store.reading() as reader:
         blocks = list(reader.columns(size=25))
         (some,) = reader.columns(np.array([7, 3, 3, 999]))
@@ -68,7 +68,7 @@ def test_columns_are_what_a_search_needs(store: Gallery, make_entries: MakeEntri
     np.testing.assert_array_equal(np.concatenate([block.vectors for block in blocks]), make_vectors(COUNT))
 
 
-def test_an_entry_may_say_little(store: Gallery, make_vectors: MakeVectors) -> None:
+def test_an_entry_may_have_few_values(store: Gallery, make_vectors: MakeVectors) -> None:
     little = Entry("little", "", "")
     store.add([little, replace(little, id="more")], make_vectors(2, seed=1))
     assert store.entry("little") == replace(little, labels={"Effusion": None, "Mass": None, "Nodule": None})
@@ -94,9 +94,7 @@ def test_counts(store: Gallery) -> None:
     }
 
 
-def test_content_that_is_there_is_left_out(
-    store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors
-) -> None:
+def test_existing_content_is_left_out(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     new = make_entries(2, start=COUNT)
     copies = [replace(new[0], id="copy"), replace(make_entries(1)[0], id="another name"), make_entries(2)[1]]
     added = store.add([*new, *copies], make_vectors(5, seed=1))
@@ -150,7 +148,7 @@ def test_no_error_quotes_a_report(store: Gallery, make_vectors: MakeVectors) -> 
     assert [line for line in told if "Herr" in line and "report=" not in line] == []
 
 
-def test_an_update_changes_what_is_said(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_an_update_changes_the_entry(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     old = make_entries(3)
     new = [replace(old[0], patient_id="somebody", report="", labels={"Mass": 1}, date="1999-12-31", sha256=""), old[1]]
     assert store.update(new) == 1
@@ -189,7 +187,7 @@ def test_removing_by_id_patient_and_study(store: Gallery) -> None:
         store.remove(patient_ids="patient0001")
 
 
-def test_a_study_of_one_patient_does_not_take_anothers_along(store: Gallery, make_vectors: MakeVectors) -> None:
+def test_a_study_id_shared_by_patients_is_refused(store: Gallery, make_vectors: MakeVectors) -> None:
     """Study ids may only be unique per patient, as in CheXpert."""
     entries = [Entry(f"{patient} {study} {n}", "", patient, f"study{study}")
                for patient in ("a", "b", "") for study in "12" for n in "12"]  # fmt: skip
@@ -208,7 +206,7 @@ def test_a_study_of_one_patient_does_not_take_anothers_along(store: Gallery, mak
     assert verify(store.path) == []
 
 
-def test_a_number_is_never_given_twice(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_numbers_are_never_reused(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     store.remove(ids=["id0059"])
     store.add(make_entries(1, start=70), make_vectors(1))
     with store.reading() as reader:
@@ -219,7 +217,7 @@ def stored_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
-def test_nothing_is_left_of_what_was_removed(store: Gallery, make_vectors: MakeVectors) -> None:
+def test_removed_entries_leave_no_trace(store: Gallery, make_vectors: MakeVectors) -> None:
     """No report, path, id, key, embedding or thumbnail is left, immediately after the removal."""
     vectors = make_vectors(COUNT)
     traces = {b"Bericht 0020", b"id0020", b"/images/0020", b"patient0003", b"study0010", b"jpeg0020", b"1.2.20",
@@ -233,7 +231,7 @@ def test_nothing_is_left_of_what_was_removed(store: Gallery, make_vectors: MakeV
     assert vectors[30].tobytes() in after
 
 
-def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Gallery) -> None:
+def test_compact_removes_what_a_reader_kept_in_the_log(store: Gallery) -> None:
     with store.reading():
         store.remove(ids=["id0020"])
         assert b"Bericht 0020" in stored_bytes(store.path)  # the reader may still need it
@@ -243,7 +241,7 @@ def test_what_a_reader_holds_in_the_log_goes_with_compact(store: Gallery) -> Non
     assert b"Bericht 0020" not in stored_bytes(store.path)
 
 
-def test_compact_gives_room_back(store: Gallery) -> None:
+def test_compact_frees_space(store: Gallery) -> None:
     store.update([replace(store.entry(f"id{n:04}"), report="x" * 20_000) for n in range(COUNT)])
     before = len(stored_bytes(store.path))
     store.remove(ids=[f"id{n:04}" for n in range(1, COUNT)])
@@ -257,7 +255,7 @@ def test_compact_gives_room_back(store: Gallery) -> None:
     assert verify(store.path) == []
 
 
-def test_what_is_no_gallery_is_refused(tmp_path: Path) -> None:
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("empty", "garbage", "other"):
         (tmp_path / name).mkdir()
@@ -270,7 +268,7 @@ def test_what_is_no_gallery_is_refused(tmp_path: Path) -> None:
             Gallery.open(tmp_path / name)
 
 
-def test_it_is_made_only_where_nothing_is(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_a_gallery_is_created_only_at_an_unused_path(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     (tmp_path / "file").touch()
     for path in (store.path, tmp_path / "file", tmp_path):
         with pytest.raises(GalleryError, match="found something there"):
@@ -290,7 +288,7 @@ def test_the_index_setting_is_kept(store: Gallery) -> None:
             again.rebuild("i8")
 
 
-def test_labels_may_be_those_of_a_manifest(tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_labels_may_come_from_a_manifest(tmp_path: Path, tiny_card: ModelCard) -> None:
     labels = LabelSet(("Pleural Effusion", "Edema"))
     Gallery.create(tmp_path / "g", tiny_card, labels).close()
     with Gallery.open(tmp_path / "g") as again:
@@ -298,7 +296,7 @@ def test_labels_may_be_those_of_a_manifest(tmp_path: Path, tiny_card: ModelCard)
         assert again.card == tiny_card
 
 
-def test_a_closed_gallery_says_so(store: Gallery) -> None:
+def test_a_closed_gallery_raises_an_error(store: Gallery) -> None:
     with store.reading() as reader:
         store.close()
         assert reader.count == len(reader.ids())  # an active reader can finish

@@ -117,7 +117,7 @@ def test_images_that_pass_are_counted(gallery: Gallery, make_entries: Make, name
     assert gallery.count(own) == sum(map(passes, make_entries(COUNT)))
 
 
-def test_the_method_is_told(gallery: Gallery, make_vectors: Make) -> None:
+def test_the_method_is_reported(gallery: Gallery, make_vectors: Make) -> None:
     query = make_vectors(1, seed=1)[0]
     expected = {"exact": "exact", "bf16": "hnsw bf16", "int8": "hnsw int8"}[gallery.info()["index"]]
     assert gallery.search(query, 3).method == expected == gallery.info()["search"]
@@ -125,7 +125,7 @@ def test_the_method_is_told(gallery: Gallery, make_vectors: Make) -> None:
 
 
 @pytest.mark.parametrize("exact", [None, True])
-def test_many_at_once_are_answered_as_one_by_one(gallery: Gallery, make_vectors: Make, exact: bool | None) -> None:
+def test_a_batch_of_searches_agrees_with_single_ones(gallery: Gallery, make_vectors: Make, exact: bool | None) -> None:
     filters = [own for own, _ in FILTERS.values()] * 2
     queries = make_vectors(len(filters), seed=1)
     together = gallery.search_many(queries, 7, filters=filters, exact=exact)
@@ -138,7 +138,7 @@ def test_many_at_once_are_answered_as_one_by_one(gallery: Gallery, make_vectors:
 
 
 @pytest.mark.parametrize("exact", [None, True])
-def test_k_neighbours_whenever_there_are_k(
+def test_k_neighbours_are_returned_if_there_are_k(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, exact: bool | None
 ) -> None:
     """Nearly all images, and all nearest ones, are the query patient's: the others must still be found."""
@@ -194,13 +194,13 @@ def test_ties_are_in_the_order_of_ids(
     [np.full(DIM, np.nan, np.float32), np.ones(DIM, np.float32), np.zeros(DIM, np.float32),
      np.eye(DIM + 1, dtype=np.float32)[0], np.eye(DIM)[0]],
 )  # fmt: skip
-def test_an_unfit_query_is_refused(gallery: Gallery, query: Vectors) -> None:
+def test_an_invalid_query_is_refused(gallery: Gallery, query: Vectors) -> None:
     for ask in (lambda: gallery.search(query, 3), lambda: gallery.search_many(query[None], 3)):
         with pytest.raises(GalleryError, match="expected"):
             ask()
 
 
-def test_what_else_is_refused(gallery: Gallery, make_vectors: Make) -> None:
+def test_other_invalid_searches_are_refused(gallery: Gallery, make_vectors: Make) -> None:
     queries = make_vectors(2)
     with pytest.raises(GalleryError, match="k >= 0"):
         gallery.search(queries[0], -1)
@@ -219,7 +219,7 @@ def test_a_gallery_of_another_model_is_refused(gallery: Gallery, tiny_card: Mode
         gallery.check_model(tiny_card.with_(fingerprint="other"))
 
 
-def test_ids_are_given_as_they_are_where_pseudonyms_are_kept(
+def test_filters_take_original_ids_if_pseudonyms_are_stored(
     tmp_path: Path, tiny_card: ModelCard, make_entries: Make, make_vectors: Make
 ) -> None:
     own = Filter(exclude_patients=frozenset({"patient0000"}), exclude_studies=frozenset({"study0003"}))
@@ -235,7 +235,7 @@ def test_ids_are_given_as_they_are_where_pseudonyms_are_kept(
             gallery.search(make_vectors(12)[1], 20, filter=own)
 
 
-def test_what_is_found_is_verified(gallery: Gallery, make_vectors: Make) -> None:
+def test_found_entries_are_verified(gallery: Gallery, make_vectors: Make) -> None:
     """SQLite does not notice a flipped bit in a value; a neighbour with a wrong report would be worse than none."""
     query = make_vectors(COUNT)[7]
     assert gallery.search(query, 1).hits[0].entry.id == "id0007"
@@ -246,7 +246,7 @@ def test_what_is_found_is_verified(gallery: Gallery, make_vectors: Make) -> None
             gallery.search(query, 1, exact=exact)
 
 
-def test_eight_threads_search_while_one_writes(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_eight_threads_search_during_writes(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     """Each answer matches the generation that it names."""
     new = make_vectors(20, seed=5)
     query = new[0]
@@ -272,7 +272,7 @@ def test_eight_threads_search_while_one_writes(gallery: Gallery, make_entries: M
             one.result(60)
 
 
-def test_exact_is_exact_for_vectors_that_were_rounded(tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_exact_search_is_exact_for_rounded_vectors(tmp_path: Path, tiny_card: ModelCard) -> None:
     """With half precision, the norms of vectors differ by more than their distances to a query."""
     rng = np.random.default_rng(0)
     near = rng.normal(size=(1, DIM)) + 1e-2 * rng.normal(size=(COUNT, DIM))
@@ -288,7 +288,7 @@ def test_exact_is_exact_for_vectors_that_were_rounded(tmp_path: Path, tiny_card:
             assert found == [name for name, _ in brute_force(entries, stored, query, 10)]
 
 
-def test_of_many_equal_images_only_those_that_are_answered_are_read(
+def test_only_returned_entries_of_many_equal_ones_are_read(
     tmp_path: Path, tiny_card: ModelCard, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Entries are not read either if only their vectors are needed."""
@@ -307,7 +307,7 @@ def test_of_many_equal_images_only_those_that_are_answered_are_read(
             assert len(read) == 6
 
 
-def test_info_while_another_removes(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_during_a_removal(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file disappears between being listed and being examined."""
     real = os.walk
     monkeypatch.setattr(
@@ -328,13 +328,13 @@ def test_info(gallery: Gallery, tiny_card: ModelCard) -> None:
     assert info["bytes"] > 260 * 4 * DIM and not info["pseudonyms"]
 
 
-def test_every_file_of_a_gallery_is_known_as_one(gallery: Gallery, make_vectors: Make) -> None:
+def test_every_file_of_a_gallery_is_recognised(gallery: Gallery, make_vectors: Make) -> None:
     gallery.remove(ids=["id0000"])
     assert all(is_gallery_file(file.name) for file in gallery.path.iterdir())
     assert is_gallery_file("unreadable.csv") and not is_gallery_file("holiday.jpg")
 
 
-def test_searching_loads_little(gallery: Gallery) -> None:
+def test_a_search_imports_few_modules(gallery: Gallery) -> None:
     """A process that answers once starts quickly."""
     heavy = {"torch", "pandas", "matplotlib", "faiss", "pymilvus", "ray", "multiprocessing.pool", "cbmir.training"}
     code = (
@@ -347,7 +347,7 @@ def test_searching_loads_little(gallery: Gallery) -> None:
     assert output.decode().strip() == f"[] {gallery.info()['index'] != 'exact'}"
 
 
-def test_a_store_writes_and_a_gallery_sees_it(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_a_gallery_sees_the_writes_of_another(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with Gallery.open(gallery.path) as store:
         store.update([replace(gallery.entry("id0009"), view="LATERAL", source="New")])
     for asked in (Filter(view="lateral"), Filter(source="new")):

@@ -31,7 +31,7 @@ def nearest(vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codes", BOTH)
-def test_every_vector_is_found_though_several_threads_add(codes: Codes) -> None:
+def test_every_vector_is_found_after_parallel_insertion(codes: Codes) -> None:
     """Otherwise an image is never found again; this happened to at least one in nearly every build of this size."""
     vectors = unit(COUNT)
     vectors = vectors[np.argsort(-np.abs(vectors).max(axis=1))]  # largest value first, so that later ones fit its codes
@@ -67,7 +67,7 @@ def test_a_saved_index_is_mapped(codes: Codes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codes", BOTH)
-def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> None:
+def test_a_mapped_index_is_extended_in_memory(codes: Codes, tmp_path: Path) -> None:
     vectors = unit(COUNT)
     index = HnswIndex.build(codes, vectors[:1000])
     index.save(tmp_path / "index")
@@ -85,9 +85,7 @@ def test_a_mapped_index_is_added_to_in_memory(codes: Codes, tmp_path: Path) -> N
     assert sum(kept) >= 0.97 * 500
 
 
-def test_vectors_that_stay_out_of_reach_are_told(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_vectors_are_reported(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     index = HnswIndex.build("int8", unit(100))
     monkeypatch.setattr(HnswIndex, "_lost", lambda self, vectors: np.arange(min(2, len(vectors))))
     with caplog.at_level("WARNING"):
@@ -96,7 +94,7 @@ def test_vectors_that_stay_out_of_reach_are_told(
     assert "the index cannot reach 2 of 100 vectors" in caplog.text
 
 
-def test_int8_codes_are_not_stretched() -> None:
+def test_an_int8_index_is_not_extended_beyond_its_range() -> None:
     vectors = unit(200)
     index = HnswIndex.build("int8", vectors[:100])
     vectors[150] = np.eye(DIM)[0]
@@ -105,7 +103,7 @@ def test_int8_codes_are_not_stretched() -> None:
 
 
 @pytest.mark.parametrize("codes", BOTH)
-def test_fewer_than_asked_for(codes: Codes, tmp_path: Path) -> None:
+def test_fewer_vectors_than_requested(codes: Codes, tmp_path: Path) -> None:
     queries = unit(3, seed=1)
     empty = HnswIndex.build(codes, unit(0))
     assert [rows.tolist() for rows in empty.search(queries, 5)] == [[], [], []]
@@ -126,13 +124,13 @@ def test_many_threads_search_one_index() -> None:
     assert [rows.tolist() for rows in index.search(queries, 20)] == expected
 
 
-def test_what_is_no_index_is_refused(tmp_path: Path) -> None:
+def test_invalid_indexes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "garbage").write_bytes(b"usearch of the future" * 100)
     with pytest.raises(GalleryError, match="this version of usearch"):
         HnswIndex.view(tmp_path / "garbage", None)
 
 
-def test_an_index_that_is_half_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partly_written_index_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = HnswIndex.build("bf16", unit(100))
     inner = index._index
 

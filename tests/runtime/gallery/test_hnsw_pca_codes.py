@@ -68,7 +68,7 @@ def test_by_hand() -> None:
     assert np.abs(codec.codes(3 * vectors)).max() == 127  # a query beyond the range is clipped
 
 
-def test_what_differs_in_every_direction_keeps_them_all() -> None:
+def test_vectors_that_vary_in_every_direction_keep_all_directions() -> None:
     vectors = noise(COUNT)
     codec = of(vectors)
     assert codec.directions is None and codec.dim == DIM
@@ -86,7 +86,7 @@ def test_the_nearest_are_among_the_candidates(make: Callable[..., Vectors], cand
     assert sum(len(own & set(rows.tolist())) for own, rows in zip(nearest, found, strict=True)) >= 0.95 * 500
 
 
-def test_one_is_coded_as_many_are() -> None:
+def test_a_single_vector_is_coded_like_a_batch() -> None:
     vectors = alike(300)
     codec = of(vectors)
     many = codec.codes(vectors[:20]).astype(int)
@@ -94,7 +94,7 @@ def test_one_is_coded_as_many_are() -> None:
         assert np.abs(codec.codes(row[None])[0] - expected).max() <= 1  # a sum in another order may round differently
 
 
-def test_vectors_of_another_kind_do_not_fit() -> None:
+def test_vectors_of_another_kind_are_detected() -> None:
     codec = of(alike(COUNT))
     assert codec.fits([alike(500, seed=1)]) and codec.fits([])
     assert not codec.fits([alike(500, plane=1)])
@@ -105,25 +105,25 @@ def test_vectors_of_another_kind_do_not_fit() -> None:
     assert not codec.fits([alike(5000, seed=1), alike(60, plane=1)])  # although little of the total variance is lost
 
 
-def test_kinds_that_take_turns_are_all_seen() -> None:
+def test_the_sample_covers_alternating_kinds() -> None:
     """A sample with a fixed step would only see one of the kinds."""
     vectors = np.empty((40_000, DIM), np.float32)
     vectors[::2], vectors[1::2] = alike(20_000), alike(20_000, seed=1, plane=1)
     assert of(vectors).fits([alike(500, seed=2), alike(500, seed=2, plane=1)])
 
 
-def test_what_the_sample_did_not_see_keeps_all_directions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_outside_the_sample_keep_all_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbmir.runtime.gallery.hnsw._SAMPLE", 3)
     codec = of(np.concatenate([alike(100), noise(100)]))
     assert codec.directions is None and codec.fits([alike(100), noise(100)])
 
 
-def test_an_index_is_made_anew_for_vectors_of_another_kind() -> None:
+def test_an_index_is_rebuilt_for_vectors_of_another_kind() -> None:
     index = HnswIndex.build("int8", alike(300))
     assert index.extended(np.concatenate([alike(300), alike(300, plane=1)])) is None
 
 
-def test_it_is_saved(tmp_path: Path) -> None:
+def test_round_trip_of_a_codec(tmp_path: Path) -> None:
     for vectors in (alike(200), noise(200)):
         codec = of(vectors)
         codec.save(tmp_path / "codec")
@@ -167,6 +167,6 @@ def test_a_gallery_of_short_codes(tmp_path: Path, tiny_card: ModelCard) -> None:
 
 
 @pytest.mark.parametrize("vectors", [noise(0), noise(1), noise(1).repeat(50, axis=0)], ids=["none", "one", "the same"])
-def test_few(vectors: Vectors) -> None:
+def test_few_vectors(vectors: Vectors) -> None:
     codec = of(vectors)
     assert not codec.codes(vectors).any() and not codec.fits([noise(50, seed=2)])

@@ -43,7 +43,7 @@ def first(gallery: Gallery, vector: np.ndarray[Any, Any]) -> str:
     return by_index.hits[0].entry.id
 
 
-def test_what_is_written_is_found_at_once(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_own_writes_are_found_immediately(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     new = make_vectors(3, seed=9)
     assert first(gallery, make_vectors(COUNT)[5]) == "id0005"
     gallery.add(make_entries(3, COUNT), new)
@@ -55,7 +55,9 @@ def test_what_is_written_is_found_at_once(gallery: Gallery, make_entries: Make, 
     assert gallery.search(new[1], 1).generation == gallery.info()["generation"]
 
 
-def test_what_another_writes_is_found_at_once(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_writes_of_another_process_are_found_immediately(
+    gallery: Gallery, make_entries: Make, make_vectors: Make
+) -> None:
     new = make_vectors(2, seed=9)
     assert first(gallery, new[0]) != "id0060"
     with Gallery.open(gallery.path) as other:
@@ -68,7 +70,7 @@ def test_what_another_writes_is_found_at_once(gallery: Gallery, make_entries: Ma
     assert first(gallery, new[1]) == "id0061"
 
 
-def test_a_small_gallery_derives_nothing_by_itself(store: Gallery, make_vectors: Make) -> None:
+def test_a_small_gallery_derives_nothing(store: Gallery, make_vectors: Make) -> None:
     store.close()
     with Gallery.open(store.path) as gallery:
         found = gallery.search(make_vectors(COUNT)[5], 1)
@@ -79,7 +81,7 @@ def test_a_small_gallery_derives_nothing_by_itself(store: Gallery, make_vectors:
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_a_large_one_derives_at_the_first_search(
+def test_a_large_gallery_derives_at_the_first_search(
     store: Gallery, make_vectors: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     store.close()
@@ -93,7 +95,7 @@ def test_a_large_one_derives_at_the_first_search(
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_an_outgrown_index_is_grown_by_the_writer(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_an_outgrown_index_is_extended_by_the_writer(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     start = places(gallery.path)
     gallery.add(make_entries(20, COUNT), make_vectors(20, seed=9))
     assert places(gallery.path) == start and gallery.info()["changed"] == 20
@@ -105,9 +107,7 @@ def test_an_outgrown_index_is_grown_by_the_writer(gallery: Gallery, make_entries
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_another_process_takes_what_the_writer_derived(
-    gallery: Gallery, make_entries: Make, make_vectors: Make
-) -> None:
+def test_another_process_uses_the_files_of_the_writer(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with Gallery.open(gallery.path) as reader:
         first(reader, make_vectors(1)[0])
         gallery.add(make_entries(30, COUNT), make_vectors(30, seed=9))
@@ -116,7 +116,7 @@ def test_another_process_takes_what_the_writer_derived(
             assert len(snapshot.base) == COUNT + 30
 
 
-def test_a_merge_settles_when_its_writer_says_so(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
+def test_the_index_of_a_merge_is_written_on_request(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with gallery.writing() as writer:
         writer.add(make_entries(5, COUNT), make_vectors(5, seed=9))
     gallery.settle()  # nothing to do for five entries
@@ -125,7 +125,7 @@ def test_a_merge_settles_when_its_writer_says_so(gallery: Gallery, make_entries:
     assert gallery.info()["changed"] == 0
 
 
-def test_writing_again_what_is_there_does_nothing(gallery: Gallery) -> None:
+def test_writing_an_existing_index_again_does_nothing(gallery: Gallery) -> None:
     before = (gallery.path / places(gallery.path)[0] / "about.json").stat()
     gallery.write_index()
     assert (gallery.path / places(gallery.path)[0] / "about.json").stat() == before
@@ -138,7 +138,7 @@ def stored_bytes(folder: Path) -> bytes:
 @pytest.mark.parametrize(
     "wanted", [{"ids": ["id0012"]}, {"patient_ids": ["patient0002"]}, {"study_ids": ["study0006"]}]
 )
-def test_nothing_derived_is_left_of_what_was_removed(gallery: Gallery, make_vectors: Make, wanted: Any) -> None:
+def test_removed_entries_leave_no_derived_data(gallery: Gallery, make_vectors: Make, wanted: Any) -> None:
     vector = make_vectors(COUNT)[12]
     with gallery._index.moment() as (_, snapshot):
         assert snapshot.index is not None
@@ -152,7 +152,7 @@ def test_nothing_derived_is_left_of_what_was_removed(gallery: Gallery, make_vect
     assert gallery.search(vector, COUNT).hits[0].entry.id != "id0012"
 
 
-def test_rebuild_takes_all_from_sqlite(gallery: Gallery, make_vectors: Make) -> None:
+def test_rebuild_reads_everything_from_sqlite(gallery: Gallery, make_vectors: Make) -> None:
     (gallery.path / places(gallery.path)[0] / "vectors.npy").unlink()
     gallery.rebuild()
     assert index_files.problems(gallery.path, gallery.uuid) == [] and gallery.info()["changed"] == 0
@@ -161,7 +161,7 @@ def test_rebuild_takes_all_from_sqlite(gallery: Gallery, make_vectors: Make) -> 
     assert gallery.info()["index"] == "bf16" and gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
 
 
-def test_the_setting_decides_on_the_index(gallery: Gallery, make_vectors: Make) -> None:
+def test_the_setting_selects_the_index(gallery: Gallery, make_vectors: Make) -> None:
     vector = make_vectors(COUNT)[7]
     for setting, method in (("bf16", "hnsw bf16"), ("exact", "exact"), ("int8", "hnsw int8"), ("auto", "exact")):
         gallery.rebuild(setting)
@@ -169,13 +169,13 @@ def test_the_setting_decides_on_the_index(gallery: Gallery, make_vectors: Make) 
         assert gallery.search(vector, 1, exact=True).method == "exact"
 
 
-def test_what_an_index_keeps() -> None:
+def test_codes_for_each_setting() -> None:
     limit = EXACT_LIMIT
     assert [codes_for(one, limit) for one in ("auto", "exact", "bf16", "int8")] == [None, None, "bf16", "int8"]
     assert [codes_for(one, limit + 1) for one in ("auto", "exact", "bf16", "int8")] == ["int8", None, "bf16", "int8"]
 
 
-def test_a_setting_is_followed_by_other_processes(
+def test_other_processes_follow_a_changed_setting(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = make_vectors(COUNT)[7]
@@ -191,7 +191,7 @@ def test_a_setting_is_followed_by_other_processes(
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_removal_of_what_is_in_no_derived_file_leaves_these(
+def test_a_removal_keeps_derived_files_without_the_entry(
     gallery: Gallery, make_entries: Make, make_vectors: Make, is_open: bool
 ) -> None:
     gallery.add(make_entries(2, COUNT), make_vectors(2, seed=9))
@@ -208,7 +208,7 @@ def test_a_removal_of_what_is_in_no_derived_file_leaves_these(
     assert not about.exists()
 
 
-def test_reference_distances_are_kept_with_what_is_derived(
+def test_reference_distances_are_kept_with_derived_files(
     gallery: Gallery, tmp_path: Path, tiny_card: ModelCard
 ) -> None:
     assert len(gallery.reference_distances) == 0  # 60 images are too few

@@ -39,7 +39,7 @@ def stored_bytes(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def test_a_removal_that_was_killed_is_finished_by_the_next_search(gallery: Gallery, make_vectors: Make) -> None:
+def test_a_killed_removal_is_finished_by_the_next_search(gallery: Gallery, make_vectors: Make) -> None:
     """A process was killed after removing the rows and before removing the derived files."""
     vector = make_vectors(COUNT)[12]
     with gallery.writing() as writer:
@@ -51,7 +51,7 @@ def test_a_removal_that_was_killed_is_finished_by_the_next_search(gallery: Galle
         assert vector.tobytes() not in stored_bytes(gallery.path / places(gallery.path)[0])
 
 
-def test_a_damaged_file_heals(gallery: Gallery, make_vectors: Make) -> None:
+def test_a_damaged_file_is_replaced(gallery: Gallery, make_vectors: Make) -> None:
     place = gallery.path / places(gallery.path)[0]
     gallery.close()
     for name in sorted(file.name for file in place.iterdir()):
@@ -65,7 +65,7 @@ def test_a_damaged_file_heals(gallery: Gallery, make_vectors: Make) -> None:
 
 
 @pytest.mark.parametrize("is_derived", [True, False])
-def test_where_nothing_can_be_written_searches_go_on(
+def test_searches_continue_on_a_read_only_disk(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch, is_derived: bool
 ) -> None:
     gallery.close()
@@ -83,7 +83,7 @@ def test_where_nothing_can_be_written_searches_go_on(
     assert sorted(file.name for file in gallery.path.iterdir()) == before
 
 
-def test_a_full_disk_stops_no_search(
+def test_a_full_disk_does_not_stop_searches(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*values: Any, **more: Any) -> None:
@@ -100,7 +100,7 @@ def test_a_full_disk_stops_no_search(
             again.write_index()
 
 
-def test_a_full_disk_fails_no_write_that_was_acknowledged(
+def test_a_full_disk_does_not_fail_an_acknowledged_write(
     gallery: Gallery, make_entries: Make, make_vectors: Make, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -118,7 +118,7 @@ def test_a_full_disk_fails_no_write_that_was_acknowledged(
 
 
 @pytest.mark.parametrize("searches_between", [False, True])
-def test_a_long_lived_reader_lets_go_of_what_was_removed(
+def test_a_long_lived_reader_releases_files_with_removed_entries(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch, searches_between: bool
 ) -> None:
     """Its mapped files would keep the bytes on the disk. It may search while the other process derives new files, and
@@ -136,7 +136,7 @@ def test_a_long_lived_reader_lets_go_of_what_was_removed(
             assert not snapshot.holds_removed and len(snapshot.base) == COUNT - 1
 
 
-def test_a_process_takes_the_index_that_another_wrote_meanwhile(
+def test_a_process_uses_an_index_written_by_another_meanwhile(
     store: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was opened during that write, and nothing is written to the gallery after that."""
@@ -154,7 +154,7 @@ def test_a_process_takes_the_index_that_another_wrote_meanwhile(
             assert snapshot.is_mapped
 
 
-def test_what_cannot_be_trusted_is_verified_once(
+def test_damaged_files_are_verified_only_once(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for newer files checks at each search, and must not read all of them each time."""
@@ -170,7 +170,7 @@ def test_what_cannot_be_trusted_is_verified_once(
     assert loads == [1]
 
 
-def test_rebuild_takes_nothing_away_before_it_has_written(
+def test_rebuild_deletes_nothing_before_it_has_written(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = places(gallery.path)
@@ -210,7 +210,7 @@ def test_no_transaction_is_held_while_an_index_is_built(
     assert gallery.info()["changed"] == 0
 
 
-def test_a_vector_that_was_damaged_in_place_is_not_answered_with(
+def test_a_vector_damaged_in_place_is_not_returned(
     gallery: Gallery, make_vectors: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Mapped files were only verified when they were loaded."""
@@ -229,7 +229,7 @@ def test_a_vector_that_was_damaged_in_place_is_not_answered_with(
         assert index_files.problems(gallery.path, gallery.uuid) == []
 
 
-def test_vectors_that_stay_wrong_are_an_error(
+def test_persistently_wrong_vectors_are_an_error(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     vector = make_vectors(COUNT)[5]
@@ -238,7 +238,7 @@ def test_vectors_that_stay_wrong_are_an_error(
         gallery.search(vector, 3)
 
 
-def test_while_another_writes_what_is_derived_searches_go_on(
+def test_searches_continue_while_another_writes_derived_files(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(gallery.path / places(gallery.path)[0])
@@ -249,7 +249,7 @@ def test_while_another_writes_what_is_derived_searches_go_on(
         assert places(gallery.path) == []
 
 
-def test_others_search_and_read_while_an_index_is_built(
+def test_others_search_and_read_during_an_index_build(
     gallery: Gallery, make_entries: Make, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This includes readers that need the latest writes."""
@@ -279,7 +279,7 @@ def test_others_search_and_read_while_an_index_is_built(
     assert gallery.info()["changed"] == 1
 
 
-def test_an_earlier_database_does_not_believe_what_was_derived_of_a_later_one(
+def test_derived_files_of_a_later_database_are_ignored(
     gallery: Gallery, make_entries: Make, make_vectors: Make, tmp_path: Path
 ) -> None:
     """Only the database is restored, and the record of the last commit is deleted, as the error advises."""

@@ -63,7 +63,7 @@ def assert_rows(found: Columns, expected: Columns) -> None:
     assert found.names == expected.names
 
 
-def test_what_is_written_is_loaded(folder: Path) -> None:
+def test_round_trip(folder: Path) -> None:
     snapshot = index_files.load(folder, GALLERY)
     assert snapshot is not None and snapshot.generation == 7 and len(snapshot) == COUNT
     assert_rows(snapshot.base, rows())
@@ -117,7 +117,7 @@ def test_a_flipped_bit_is_noticed(folder: Path, name: str, caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_cut_or_missing_is_noticed(folder: Path, name: str) -> None:
+def test_truncated_or_missing_files_are_noticed(folder: Path, name: str) -> None:
     file = place(folder) / name
     file.write_bytes(file.read_bytes()[:-1])
     assert index_files.load(folder, GALLERY) is None
@@ -137,7 +137,7 @@ def reseal(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"gallery": "b" * 32}, {"generation": 6}, {"format": 1}])
-def test_what_is_of_another_gallery_or_moment_is_passed_over(folder: Path, changes: dict[str, Any]) -> None:
+def test_files_of_another_gallery_or_generation_are_skipped(folder: Path, changes: dict[str, Any]) -> None:
     reseal(folder, **changes)
     assert index_files.load(folder, GALLERY) is None and index_files.find(folder, GALLERY) is None
 
@@ -150,12 +150,12 @@ def test_an_index_that_this_usearch_cannot_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"about": 1, "sha256": ""}', "null"])
-def test_a_garbled_about_is_no_error(folder: Path, text: str) -> None:
+def test_a_damaged_about_file_is_ignored(folder: Path, text: str) -> None:
     (place(folder) / "about.json").write_text(text)
     assert index_files.load(folder, GALLERY) is None and index_files.find(folder, GALLERY) is None
 
 
-def test_the_newer_takes_the_place_of_the_older(folder: Path) -> None:
+def test_newer_files_replace_older_ones(folder: Path) -> None:
     """Mapped files stay unchanged: nothing overwrites them."""
     older = index_files.load(folder, GALLERY)
     write(folder, Stamp(GALLERY, 8, 100, "int8"))
@@ -167,13 +167,15 @@ def test_the_newer_takes_the_place_of_the_older(folder: Path) -> None:
     assert older.index.search(rows().vectors[140:141], COUNT)[0][0] == 140
 
 
-def test_the_same_moment_is_written_again(folder: Path) -> None:
+def test_the_same_generation_is_written_again(folder: Path) -> None:
     flip(place(folder) / "vectors.npy", np.random.default_rng(0))
     write(folder)
     assert index_files.problems(folder, GALLERY) == [] and len(list(folder.iterdir())) == 1
 
 
-def test_an_older_one_serves_where_the_newer_is_damaged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_older_index_is_used_if_the_newer_one_is_damaged(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = tmp_path_factory.mktemp("other")
     write(other, Stamp(GALLERY, 9, 100, None))
     place(other).rename(folder / place(other).name)
@@ -182,7 +184,7 @@ def test_an_older_one_serves_where_the_newer_is_damaged(folder: Path, tmp_path_f
     assert snapshot is not None and snapshot.generation == 7
 
 
-def test_a_former_index_is_added_to(tmp_path: Path) -> None:
+def test_a_former_index_is_extended(tmp_path: Path) -> None:
     former = HnswIndex.build("bf16", rows().vectors[:100])
     write(tmp_path, Stamp(GALLERY, 7, COUNT, "bf16"), former=former)
     snapshot = index_files.load(tmp_path, GALLERY)
@@ -191,14 +193,14 @@ def test_a_former_index_is_added_to(tmp_path: Path) -> None:
     assert snapshot.index.search(rows().vectors[140:141], COUNT)[0][0] == 140
 
 
-def test_fewer_rows_than_there_should_be_are_an_error(folder: Path) -> None:
+def test_missing_rows_are_an_error(folder: Path) -> None:
     with pytest.raises(GalleryError, match="expected 151 entries, found 150"):
         index_files.write(folder, Stamp(GALLERY, 8, 151, None), blocks(), dim=DIM, classes=3)
     assert index_files.find(folder, GALLERY) == STAMP and len(list(folder.iterdir())) == 1
 
 
 @pytest.mark.parametrize("at", ["save", "write_array_header_1_0", "fsync", "rename"])
-def test_a_disk_that_refuses_is_an_error_and_no_loss(folder: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+def test_a_disk_error_is_raised_and_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     def refuse(*values: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -211,7 +213,7 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(folder: Path, monkeypatch: 
     assert snapshot is not None and snapshot.generation == 7 and len(list(folder.iterdir())) == 1
 
 
-def test_what_a_killed_process_left_is_cleared(folder: Path) -> None:
+def test_files_left_by_a_killed_process_are_removed(folder: Path) -> None:
     code = (
         "import os, sys; from pathlib import Path\n"
         "from cbmir.runtime.gallery import index_files; from cbmir.runtime.gallery.columns import Columns\n"
@@ -226,7 +228,7 @@ def test_what_a_killed_process_left_is_cleared(folder: Path) -> None:
     assert [one.name for one in folder.iterdir()] == ["derived-000000000009"]
 
 
-def test_all_of_it_is_dropped(folder: Path) -> None:
+def test_all_derived_files_are_dropped(folder: Path) -> None:
     (folder / ".derived-000000000008.part").mkdir()
     (folder / ".derived-000000000008.part" / "vectors.npy").write_bytes(b"patient data")
     (folder / "gallery.sqlite").touch()
@@ -235,13 +237,13 @@ def test_all_of_it_is_dropped(folder: Path) -> None:
     assert not index_files.exists(folder)
 
 
-def test_what_cannot_be_dropped_is_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_dropped_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.rmtree", lambda path, ignore_errors: None)
     with pytest.raises(GalleryError, match="delete the folders"):
         index_files.drop(folder)
 
 
-def test_what_another_process_is_writing_is_not_dropped(folder: Path) -> None:
+def test_files_being_written_by_another_process_are_not_dropped(folder: Path) -> None:
     part = folder / ".derived-000000000008.part"
     part.mkdir()
     with index_files.lock(folder, wait=True):
@@ -251,7 +253,7 @@ def test_what_another_process_is_writing_is_not_dropped(folder: Path) -> None:
     assert [one.name for one in folder.iterdir()] == ["derived.lock"]
 
 
-def test_nothing_is_derived_where_the_gallery_was_deleted(tmp_path: Path) -> None:
+def test_nothing_is_derived_for_a_deleted_gallery(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     assert (
         index_files.load(gone, GALLERY) is None
@@ -260,14 +262,14 @@ def test_nothing_is_derived_where_the_gallery_was_deleted(tmp_path: Path) -> Non
     )
 
 
-def test_one_at_a_time_may_write(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_may_write(tmp_path: Path) -> None:
     with index_files.lock(tmp_path, wait=True) as first, index_files.lock(tmp_path, wait=False) as second:
         assert first and not second
     with index_files.lock(tmp_path, wait=False) as third:
         assert third
 
 
-def test_names_of_what_is_derived() -> None:
+def test_names_of_derived_files() -> None:
     ours = ("derived-000000000007", ".derived-000000000007.part", "derived.lock")
     others = ("derived-7", "derived", "derived-000000000007.txt", "gallery.sqlite", "notes.txt", ".part")
     assert [index_files.is_derived(name) for name in ours + others] == [True] * 3 + [False] * 6

@@ -73,7 +73,7 @@ def test_a_merge_is_all_or_nothing(
     assert (len(store), generation(store)) == (COUNT, 1)
 
 
-def test_another_image_of_the_same_id_gets_a_longer_one(
+def test_another_image_with_the_same_id_gets_a_longer_id(
     store: Gallery, other: Gallery, tmp_path: Path, tiny_card: ModelCard, make_vectors: MakeVectors
 ) -> None:
     """Two sites may use the same names for their images."""
@@ -99,7 +99,7 @@ def test_another_image_of_the_same_id_gets_a_longer_one(
         store.add([replace(site("east")[1])], make_vectors(1))  # outside a merge, an existing id is an error
 
 
-def test_what_does_not_fit_is_not_merged(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_incompatible_galleries_are_not_merged(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     others = {
         "fingerprint other": Gallery.create(tmp_path / "model", replace(tiny_card, fingerprint="other")),
         "found Hernia": Gallery.create(tmp_path / "labels", tiny_card, LabelSet(("Mass", "Hernia"))),
@@ -116,14 +116,16 @@ def test_what_does_not_fit_is_not_merged(store: Gallery, tmp_path: Path, tiny_ca
         merge(target, source)
 
 
-def test_fewer_labels_merge_into_more(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_a_gallery_with_fewer_labels_is_merged_into_one_with_more(
+    store: Gallery, tmp_path: Path, tiny_card: ModelCard
+) -> None:
     with Gallery.create(tmp_path / "few", tiny_card, LabelSet(("Nodule",))) as few:
         few.add([Entry("few", "", "p", labels={"Nodule": 1})], np.eye(8, dtype=np.float32)[:1])
         merge(store, few)
     assert store.entry("few").labels == {"Effusion": None, "Mass": None, "Nodule": 1}
 
 
-def test_ids_become_pseudonyms_where_these_are_kept(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_ids_become_pseudonyms_if_the_target_has_them(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     with Gallery.create(tmp_path / "a", tiny_card, pseudonyms=KEY) as target:
         merge(target, store)
         assert target.entry("id0007").patient_id == KEY.patient("patient0001")
@@ -132,7 +134,7 @@ def test_ids_become_pseudonyms_where_these_are_kept(store: Gallery, tmp_path: Pa
             assert again.entry("id0007") == target.entry("id0007")
 
 
-def test_a_copy_is_of_one_moment(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
+def test_a_copy_is_a_snapshot(store: Gallery, tmp_path: Path, make_vectors: MakeVectors) -> None:
     export(store, tmp_path / "new" / "copy")
     store.add([Entry("later", "", "p")], make_vectors(1))
     with Gallery.open(tmp_path / "new" / "copy") as copy:
@@ -148,7 +150,7 @@ def test_a_copy_is_of_one_moment(store: Gallery, tmp_path: Path, make_vectors: M
         export(store, tmp_path / "new")
 
 
-def test_a_writer_during_a_copy_is_not_in_it(store: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writes_during_a_copy_are_not_in_it(store: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Reader.copy
 
     def copy_late(reader: Reader, target: sqlite3.Connection) -> None:
@@ -162,7 +164,7 @@ def test_a_writer_during_a_copy_is_not_in_it(store: Gallery, tmp_path: Path, mon
     assert store.ids()[0] == "id0001"
 
 
-def test_a_deidentified_copy_names_nobody(
+def test_a_deidentified_copy_has_no_patient_data(
     store: Gallery, tmp_path: Path, make_entries: MakeEntries, make_vectors: MakeVectors
 ) -> None:
     assert export_deidentified(store, tmp_path / "copy") == COUNT
@@ -192,7 +194,7 @@ def test_a_deidentified_copy_names_nobody(
     assert verify(tmp_path / "copy") == []
 
 
-def test_two_deidentified_copies_cannot_be_joined(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
+def test_two_deidentified_copies_cannot_be_linked(store: Gallery, tmp_path: Path, tiny_card: ModelCard) -> None:
     with Gallery.create(tmp_path / "keyed", tiny_card, pseudonyms=KEY) as keyed:
         merge(keyed, store)
         seen: list[set[str]] = [{keyed.entry(name).patient_id for name in keyed.ids()}]
@@ -221,7 +223,7 @@ def test_a_deidentified_copy_is_not_merged_with_another(
         assert len(copy) == COUNT
 
 
-def test_studies_of_two_patients_have_other_pseudonyms(
+def test_studies_of_two_patients_have_different_pseudonyms(
     other: Gallery, tmp_path: Path, make_vectors: MakeVectors
 ) -> None:
     with other:

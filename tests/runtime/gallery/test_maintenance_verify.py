@@ -16,7 +16,7 @@ from cbmir.runtime.gallery.maintenance import GalleryProblem, verify
 COUNT = 60
 
 
-def test_a_whole_gallery_has_no_problems(store: Gallery) -> None:
+def test_an_intact_gallery_has_no_problems(store: Gallery) -> None:
     assert verify(store.path) == []
     store.remove(patient_ids=["patient0003"])
     store.compact()
@@ -39,7 +39,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_damage_is_told_with_what_it_affects(store: Gallery, name: str) -> None:
+def test_damage_is_reported_with_the_affected_entries(store: Gallery, name: str) -> None:
     sql, what, affected, remedy = DAMAGES[name]
     with closing(sqlite3.connect(store.path / "gallery.sqlite", isolation_level=None)) as database:
         database.execute("PRAGMA foreign_keys = ON")
@@ -59,7 +59,7 @@ def damage_page(path: Path, name: str, change: Callable[[bytearray], None]) -> N
     path.write_bytes(data)
 
 
-def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Gallery) -> None:
+def test_compact_rebuilds_a_damaged_index_of_the_database(store: Gallery) -> None:
     store.compact()
     store.close()
 
@@ -79,7 +79,7 @@ def test_a_damaged_index_of_the_database_is_made_anew_by_compact(store: Gallery)
     assert verify(store.path) == []
 
 
-def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) -> None:
+def test_a_lost_page_of_vectors_affects_every_entry(store: Gallery) -> None:
     """The page of vectors is unreadable: every entry is reported by its id."""
     store.compact()
     store.close()
@@ -94,7 +94,7 @@ def test_a_page_that_is_gone_affects_what_the_index_still_names(store: Gallery) 
             again.vector("id0007")
 
 
-def test_what_cannot_be_opened_is_one_problem(store: Gallery, tmp_path: Path) -> None:
+def test_an_unreadable_database_is_one_problem(store: Gallery, tmp_path: Path) -> None:
     store.close()
     path = store.path / "gallery.sqlite"
     path.write_bytes(b"\0" * 100 + path.read_bytes()[100:])
@@ -106,7 +106,7 @@ def test_what_cannot_be_opened_is_one_problem(store: Gallery, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damaged", ["a key", "the file"])
-def test_no_problem_says_to_verify(store: Gallery, damaged: str) -> None:
+def test_no_remedy_is_to_verify(store: Gallery, damaged: str) -> None:
     if damaged == "a key":
         with store.writing() as writer:
             writer.database.execute("UPDATE meta SET digest = digest + 1 WHERE key = 'count'")
@@ -129,7 +129,7 @@ def test_verifying_changes_nothing(store: Gallery) -> None:
     assert not (store.path / "gallery.generation").exists()
 
 
-def test_damage_in_what_is_derived_is_told(store: Gallery) -> None:
+def test_damage_in_derived_files_is_reported(store: Gallery) -> None:
     store.close()
     with Gallery.open(store.path) as gallery:
         gallery.rebuild("bf16")

@@ -25,7 +25,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch, folder: Path, system: str) -> None:
 
 
 @pytest.mark.parametrize("system", ["nfs", "nfs4", "cifs", "smb3", "fuse.sshfs"])
-def test_no_gallery_is_written_on_a_share(
+def test_a_gallery_on_a_share_is_refused(
     store: Gallery, tmp_path: Path, tiny_card: ModelCard, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     store.close()
@@ -39,7 +39,7 @@ def test_no_gallery_is_written_on_a_share(
     assert list((tmp_path / "new").iterdir()) == []  # so that it can be tried again on another mount
 
 
-def test_no_queue_is_on_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_on_a_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "queue"
     folder.mkdir()
     mounted(monkeypatch, folder, "nfs4")
@@ -48,7 +48,7 @@ def test_no_queue_is_on_a_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("system", ["ext4", "xfs", "overlay", "fuse.unknown"])
-def test_other_file_systems_are_taken(store: Gallery, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
+def test_other_file_systems_are_accepted(store: Gallery, monkeypatch: pytest.MonkeyPatch, system: str) -> None:
     store.close()
     mounted(monkeypatch, store.path, system)
     Gallery.open(store.path).close()

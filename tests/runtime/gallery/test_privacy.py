@@ -53,7 +53,7 @@ def path(store: Gallery) -> Path:
 
 @pytest.mark.parametrize("setting", ["exact", "bf16", "int8"])
 @pytest.mark.parametrize("by", ["ids", "patient_ids", "study_ids"])
-def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting: str, by: str) -> None:
+def test_removed_entries_leave_no_trace(path: Path, make_vectors: MakeVectors, setting: str, by: str) -> None:
     vectors = make_vectors(COUNT)
     own = setting if setting != "exact" else "float32"
     with Gallery.open(path) as gallery:
@@ -82,7 +82,7 @@ def test_what_is_removed_is_gone(path: Path, make_vectors: MakeVectors, setting:
     assert verify(path) == []
 
 
-def test_an_updated_report_is_gone(path: Path) -> None:
+def test_an_updated_report_leaves_no_trace(path: Path) -> None:
     with Gallery.open(path) as gallery:
         gallery.update([replace(gallery.entry("id0020"), report="nothing to see", patient_id="")])
         gallery.compact()
@@ -91,7 +91,7 @@ def test_an_updated_report_is_gone(path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["search", "compact", "rebuild", "remove another"])
-def test_a_removal_that_is_stopped_half_way_is_made_good(
+def test_an_interrupted_removal_is_completed(
     path: Path, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
     """It stops after the database and before the derived files, which the next call removes."""

@@ -40,20 +40,20 @@ def test_points_lie_in_the_unit_square_in_one_scale(folder: Path) -> None:
     np.testing.assert_allclose((low + high) / 2, 0.5, atol=1e-6)
 
 
-def test_a_sample_where_there_are_many(folder: Path) -> None:
+def test_large_galleries_are_sampled(folder: Path) -> None:
     chart = made(folder, most=7)
     assert len(chart.ids) == len(set(chart.ids)) == 7
     assert made(folder, most=7, seed=1).ids != chart.ids
 
 
-def test_an_image_is_put_amid_its_nearest() -> None:
+def test_an_image_is_placed_between_its_neighbours() -> None:
     chart = GalleryProjection(("a", "b", "c"), np.array([[0, 0], [1, 0], [1, 1]], np.float32), "", "")
     assert chart.place([("b", 0.0), ("a", 0.5)]) == pytest.approx((1, 0), abs=1e-5)
     assert chart.place([("a", 0.2), ("x", 0.2), ("c", 0.2)]) == pytest.approx((0.5, 0.5))
     assert chart.place([("x", 0.1)]) is None
 
 
-def test_file(folder: Path) -> None:
+def test_round_trip(folder: Path) -> None:
     assert GalleryProjection.load(folder) is None
     chart = made(folder)
     chart.save(folder)
@@ -78,7 +78,7 @@ def test_file_with_pickles_is_refused(folder: Path) -> None:
         GalleryProjection.load(folder)
 
 
-def test_it_goes_with_an_image_that_is_removed(folder: Path) -> None:
+def test_it_is_deleted_if_an_image_is_removed(folder: Path) -> None:
     made(folder).save(folder)
     with Gallery.open(folder) as gallery:
         gallery.remove(ids=[gallery.ids()[0]])

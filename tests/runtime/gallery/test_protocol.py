@@ -180,7 +180,7 @@ class TestAnyGallery:
                 rows = [int(hit.entry.id[-3:]) for hit in found.hits]
                 np.testing.assert_array_equal(found.vectors, vectors[rows].reshape(-1, DIM))
 
-    def test_many_searches_are_as_each(self, gallery: EditableGallery) -> None:
+    def test_a_batch_of_searches_agrees_with_single_ones(self, gallery: EditableGallery) -> None:
         queries = unit(np.random.default_rng(2), 6)
         filters = [FILTERS[name][0] for name in ("none", "label", "none", "patient", "label", "nothing")]
         many = gallery.search_many(queries, 5, filters=filters)
@@ -190,7 +190,7 @@ class TestAnyGallery:
         with pytest.raises(GalleryError, match="filter for each"):
             gallery.search_many(queries, 5, filters=filters[:2])
 
-    def test_entries_come_back_as_they_went_in(self, gallery: EditableGallery, vectors: Vectors) -> None:
+    def test_round_trip_of_entries(self, gallery: EditableGallery, vectors: Vectors) -> None:
         for n in (0, 1, 7, 40):
             assert gallery.entry(entry(n).id) == entry(n)
             assert gallery.find(f"digest{n}") == [entry(n)]
@@ -226,7 +226,7 @@ class TestAnyGallery:
             assert other.find_case(fresh.case_id("again")) == fresh.entry("again")
             assert other.find_case("case-0000000000000000") is other.find_case("") is None
 
-    def test_it_is_there_when_opened_again(
+    def test_a_gallery_is_persistent(
         self, fresh: EditableGallery, place: str | Path, vectors: Vectors, tiny_card: ModelCard
     ) -> None:
         before = fresh.search(vectors[5], 10)
@@ -236,7 +236,7 @@ class TestAnyGallery:
             assert (again.card, again.labels) == (tiny_card, tiny_card.labels)
             assert len(again) == COUNT
 
-    def test_what_one_writes_another_sees(self, fresh: EditableGallery, place: str | Path, vectors: Vectors) -> None:
+    def test_writes_are_visible_to_others(self, fresh: EditableGallery, place: str | Path, vectors: Vectors) -> None:
         """With the default consistency, all earlier writes are visible."""
         with open_gallery(place) as other:
             assert other.search(vectors[5], 1).hits[0].entry.id == entry(5).id
@@ -245,7 +245,7 @@ class TestAnyGallery:
             other.add([replace(entry(5), id="again")], vectors[5:6])
             assert fresh.search(vectors[5], 1).hits[0].entry.id == "again"
 
-    def test_content_that_is_there_is_skipped_and_reported(self, fresh: EditableGallery, vectors: Vectors) -> None:
+    def test_existing_content_is_skipped_and_reported(self, fresh: EditableGallery, vectors: Vectors) -> None:
         new = [Entry(name, "/x.png", "p", sha256=digest) for name, digest in (("a", "A"), ("b", "A"), ("c", "digest9"))]
         added = fresh.add([*new, entry(3), Entry("d", "/d.png", "p")], vectors[:5])
         assert added.ids == ("a", "d")
@@ -271,7 +271,7 @@ class TestAnyGallery:
         assert len(gallery) == COUNT
         assert gallery.entry(entry(5).id) == entry(5)
 
-    def test_update_changes_what_is_said_and_nothing_else(self, fresh: EditableGallery, vectors: Vectors) -> None:
+    def test_update_changes_only_the_given_fields(self, fresh: EditableGallery, vectors: Vectors) -> None:
         new = replace(
             entry(5), patient_id="other", study_id="s", view="LATERAL", source="Own", date="2001-02-03", report="",
             split="test", labels={"Effusion": 0, "Mass": -1, "Nodule": None}, image="/moved.png", sha256="",
@@ -362,14 +362,14 @@ class TestAnyGallery:
         [np.full(DIM, np.nan, np.float32), np.ones(DIM, np.float32), np.zeros(DIM, np.float32),
          np.eye(DIM + 1, dtype=np.float32)[0], np.eye(DIM)[0]],
     )  # fmt: skip
-    def test_an_unfit_vector_is_refused(self, gallery: EditableGallery, query: Vectors) -> None:
+    def test_an_invalid_vector_is_refused(self, gallery: EditableGallery, query: Vectors) -> None:
         with pytest.raises(GalleryError, match="expected"):
             gallery.search(query, 3)
         with pytest.raises(GalleryError, match="expected"):
             gallery.add([Entry("new", "/new.png", "p")], query[None])
         assert len(gallery) == COUNT
 
-    def test_an_unfit_filter_is_refused(self, gallery: EditableGallery, vectors: Vectors) -> None:
+    def test_an_invalid_filter_is_refused(self, gallery: EditableGallery, vectors: Vectors) -> None:
         for where in ("Hernia", "Mass and", '"Mass'):
             with pytest.raises(GalleryError, match="expected"):
                 gallery.search(vectors[0], 3, filter=Filter(where=where))
@@ -379,7 +379,7 @@ class TestAnyGallery:
         with pytest.raises(GalleryError, match=r"fingerprint other.*fingerprint tiny-0"):
             gallery.check_model(tiny_card.with_(fingerprint="other"))
 
-    def test_labels_may_be_those_of_a_manifest(self, make: Make, place: str | Path, tiny_card: ModelCard) -> None:
+    def test_labels_may_come_from_a_manifest(self, make: Make, place: str | Path, tiny_card: ModelCard) -> None:
         labels = LabelSet(("Pleural Effusion", "Edema"))
         with make(tiny_card, labels) as gallery:
             gallery.add([Entry("a", "/a.png", "p", labels={"Edema": 1})], np.eye(DIM, dtype=np.float32)[:1])
@@ -388,24 +388,24 @@ class TestAnyGallery:
             found = again.search(np.eye(DIM, dtype=np.float32)[0], 1, filter=Filter(where="edema"))
             assert found.hits[0].entry.labels == {"Pleural Effusion": None, "Edema": 1}
 
-    def test_only_a_new_place_is_taken(self, fresh: EditableGallery, make: Make, tiny_card: ModelCard) -> None:
+    def test_only_an_unused_address_is_accepted(self, fresh: EditableGallery, make: Make, tiny_card: ModelCard) -> None:
         with pytest.raises(GalleryError, match="found"):
             make(tiny_card)
         assert len(fresh) == COUNT
 
-    def test_a_place_with_nothing_is_refused(self, place: str | Path) -> None:
+    def test_an_address_without_a_gallery_is_refused(self, place: str | Path) -> None:
         with pytest.raises(GalleryError, match="found"):
             open_gallery(place)
         assert not Path(str(place).removeprefix("milvus:")).exists()
 
-    def test_a_closed_gallery_says_so(self, fresh: EditableGallery, vectors: Vectors) -> None:
+    def test_a_closed_gallery_raises_an_error(self, fresh: EditableGallery, vectors: Vectors) -> None:
         fresh.close()
         fresh.close()
         for use in (lambda: fresh.search(vectors[0], 1), lambda: fresh.add([entry(0)], vectors[:1]), fresh.ids):
             with pytest.raises(GalleryError, match="closed"):
                 use()
 
-    def test_eight_threads_search_while_one_writes(self, fresh: EditableGallery, vectors: Vectors) -> None:
+    def test_eight_threads_search_during_writes(self, fresh: EditableGallery, vectors: Vectors) -> None:
         queries = unit(np.random.default_rng(4), 24)
         rest = Filter(exclude_patients=frozenset({"guest"}))
         expected = [fresh.search(query, 5, filter=rest).hits for query in queries]
@@ -473,7 +473,7 @@ def _settle(gallery: EditableGallery) -> None:
         calibrate()
 
 
-def test_a_milvus_place_is_a_text() -> None:
+def test_a_milvus_address_is_text() -> None:
     assert is_milvus("milvus://host:19530/name")
     assert is_milvus("milvus+https://host/name")
     assert is_milvus("milvus:./file.db")
@@ -484,7 +484,9 @@ def test_a_milvus_place_is_a_text() -> None:
         is_milvus(Path("milvus://host:19530/name"))
 
 
-def test_ranking_by_findings_or_a_typed_refusal(kind: str, gallery: EditableGallery, vectors: Vectors) -> None:
+def test_ranking_by_findings_works_or_raises_a_typed_error(
+    kind: str, gallery: EditableGallery, vectors: Vectors
+) -> None:
     own = Filter(view="PA")
     if kind == "milvus":
         with pytest.raises(RankError, match="every entry's labels are compared"):
@@ -494,7 +496,7 @@ def test_ranking_by_findings_or_a_typed_refusal(kind: str, gallery: EditableGall
     assert len(hits) == 3 and all("Nodule" in hit.entry.positive and hit.entry.view == "PA" for hit in hits)
 
 
-def test_label_shares_are_of_the_entries_for_which_a_label_is_known(
+def test_label_shares_are_over_entries_with_a_known_label(
     kind: str, fresh: EditableGallery, make: Make, tiny_card: ModelCard
 ) -> None:
     if kind == "milvus":
@@ -510,7 +512,7 @@ def test_label_shares_are_of_the_entries_for_which_a_label_is_known(
         assert fresh.label_shares["Nodule"] == 1
 
 
-def test_a_store_that_lacks_a_member_cannot_be_made() -> None:
+def test_a_gallery_that_lacks_a_member_cannot_be_instantiated() -> None:
     class Half(SearchableGallery):
         def ids(self) -> list[str]:
             return []

@@ -29,7 +29,7 @@ def key() -> Pseudonyms:
     return Pseudonyms(KEY)
 
 
-def test_they_are_hmac_sha256(key: Pseudonyms) -> None:
+def test_pseudonyms_are_hmac_sha256(key: Pseudonyms) -> None:
     expected = hmac.new(KEY, "patient\0Jörg 7".encode(), hashlib.sha256).hexdigest()[:32]
     assert key.patient("Jörg 7") == f"patient-{expected}"
     assert key.study("Jörg 7").startswith("study-")
@@ -38,7 +38,7 @@ def test_they_are_hmac_sha256(key: Pseudonyms) -> None:
     assert Pseudonyms(KEY).patient("7") == key.patient("7") != Pseudonyms(KEY[::-1]).patient("7")
 
 
-def test_a_pseudonym_stays_as_it_is(key: Pseudonyms) -> None:
+def test_a_pseudonym_is_not_hashed_again(key: Pseudonyms) -> None:
     once = key.patient("7")
     assert is_pseudonym(once)
     assert key.patient(once) == once
@@ -79,7 +79,7 @@ def filled(
     return tmp_path / "g"
 
 
-def test_only_pseudonyms_are_kept(filled: Path) -> None:
+def test_only_pseudonyms_are_stored(filled: Path) -> None:
     with Gallery.open(filled) as store:
         assert store.pseudonym_check
         entry = store.entry("id0007")
@@ -94,7 +94,7 @@ def test_only_pseudonyms_are_kept(filled: Path) -> None:
     assert entry.patient_id.encode() in data
 
 
-def test_who_has_the_key_finds_the_patient(filled: Path, key: Pseudonyms, make_vectors: MakeVectors) -> None:
+def test_the_key_gives_access_to_the_patient(filled: Path, key: Pseudonyms, make_vectors: MakeVectors) -> None:
     with Gallery.open(filled, pseudonyms=key) as store:
         assert [store.has_patient(name) for name in ("patient0001", "patient0003")] == [True, False]
         with store.reading() as reader:
@@ -130,7 +130,9 @@ def test_without_the_key_no_patient_can_be_looked_up(
         assert len(store) == 19
 
 
-def test_a_key_where_none_is_kept_is_an_error(filled: Path, tiny_card: ModelCard, key: Pseudonyms) -> None:
+def test_a_key_for_a_gallery_without_pseudonyms_is_an_error(
+    filled: Path, tiny_card: ModelCard, key: Pseudonyms
+) -> None:
     Gallery.create(filled.with_name("plain"), tiny_card).close()
     with Gallery.open(filled.with_name("plain"), pseudonyms=key) as store, pytest.raises(GalleryError, match="no key"):
         store.has_patient("patient0001")

@@ -101,13 +101,13 @@ def test_a_value_of_another_type_has_another_digest() -> None:
     assert schema.digest_bytes(None) != schema.digest_bytes(b"")
 
 
-def test_numbers_are_made_from_keys_alone() -> None:
+def test_numbers_depend_only_on_keys() -> None:
     assert schema.patient_number("") == schema.study_number("") == 0
     assert schema.patient_number("7") == schema.patient_number("7") != schema.study_number("7")
     assert all(0 < schema.patient_number(str(n)) < 2**63 for n in range(100))
 
 
-def test_no_lookup_goes_through_all_entries(store: Gallery) -> None:
+def test_no_lookup_scans_all_entries(store: Gallery) -> None:
     """SQLite plans each lookup with an index; scans would make adding quadratic."""
     statements: list[str] = []
     with store.reading() as reader:

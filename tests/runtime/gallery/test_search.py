@@ -98,14 +98,14 @@ def test_by_index(
         assert (np.diff(one.distances) >= 0).all()
 
 
-def test_few_that_pass_are_compared_exactly(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_matching_rows_are_compared_exactly(snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ROWS_PER_CANDIDATE", 1)
     wide, narrow = nearest(snapshot, unit(2, 2), 5, [one_in(2), one_in(100)], exact=False)
     assert (wide.method, narrow.method) == ("hnsw int8", "exact")
 
 
 @pytest.mark.parametrize("rows_per_candidate", [0, 16])
-def test_a_filter_that_only_far_rows_pass(
+def test_a_filter_passed_only_by_distant_rows(
     snapshot: Snapshot, rows_per_candidate: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of the index's nearest candidates passes: it is asked for more, or not used."""
@@ -121,7 +121,7 @@ def test_a_filter_that_only_far_rows_pass(
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_queries_together_are_answered_like_alone(snapshot: Snapshot, exact: bool) -> None:
+def test_a_batch_of_queries_agrees_with_single_ones(snapshot: Snapshot, exact: bool) -> None:
     """The product of one query rounds differently from that of many, so candidates have some slack."""
     queries = unit(40, 3)
     selections = [None, one_in(2), one_in(7), one_in(90)] * 10
@@ -133,7 +133,7 @@ def test_queries_together_are_answered_like_alone(snapshot: Snapshot, exact: boo
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_all_that_tie_with_the_last_come_back(exact: bool) -> None:
+def test_all_rows_tied_with_the_last_are_returned(exact: bool) -> None:
     """Their ids decide which of them stay."""
     vectors = unit(300, 0)
     vectors[50:90] = vectors[7]
@@ -159,7 +159,7 @@ def test_the_tail_is_compared_by_product(snapshot: Snapshot, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_a_selection_is_looked_up_once_for_many_queries(
+def test_a_filter_is_evaluated_once_for_many_queries(
     snapshot: Snapshot, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[object] = []

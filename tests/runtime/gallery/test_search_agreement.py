@@ -93,7 +93,7 @@ FILTERS: dict[str, tuple[Filter, Callable[[Entry], bool]]] = {
 @pytest.mark.parametrize("k", [0, 1, 10, 1000])
 @pytest.mark.parametrize("p", [P, {"Mass": 0.7}, {"Nodule": 0.01, "Effusion": 0.99}])
 @pytest.mark.parametrize("gathered", [search._GATHERED, 7])
-def test_the_order_is_that_of_brute_force(
+def test_the_order_agrees_with_brute_force(
     gallery: Gallery, entries: list[Entry], make_vectors: Make, name: str, k: int, p: dict[str, float], gathered: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -115,9 +115,7 @@ def test_the_order_is_that_of_brute_force(
     assert (found.method, found.generation) == ("exact", 3)
 
 
-def test_equal_agreement_is_decided_by_nearness_then_by_id(
-    tmp_path: Path, tiny_card: ModelCard, make_vectors: Make
-) -> None:
+def test_ties_are_broken_by_distance_then_by_id(tmp_path: Path, tiny_card: ModelCard, make_vectors: Make) -> None:
     """Twenty copies of one image and a nearer image all have the same labels."""
     names = [f"e{n:02}" for n in np.random.default_rng(3).permutation(20)]
     near, far, other = make_vectors(3)
@@ -131,7 +129,7 @@ def test_equal_agreement_is_decided_by_nearness_then_by_id(
             assert [hit.entry.id for hit in found.hits] == ["nearer", *sorted(names)][:k]
 
 
-def test_an_empty_gallery_and_what_is_refused(
+def test_an_empty_gallery_and_invalid_queries(
     tmp_path: Path, tiny_card: ModelCard, gallery: Gallery, make_vectors: Make
 ) -> None:
     query = make_vectors(1)[0]

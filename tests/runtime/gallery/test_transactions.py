@@ -35,7 +35,7 @@ def generation(store: Gallery) -> int:
         return reader.generation
 
 
-def test_a_reader_stays_at_its_moment(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
+def test_a_reader_stays_at_its_snapshot(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
     with store.reading() as before:
         store.add(make_entries(1, start=COUNT), make_vectors(1))
         store.remove(ids=["id0000"])
@@ -48,7 +48,7 @@ def test_a_reader_stays_at_its_moment(store: Gallery, make_entries: MakeEntries,
     assert generation(store) == 3
 
 
-def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
+def test_a_partly_read_result_blocks_no_later_reader(store: Gallery) -> None:
     """A block iterator that is dropped half-way must not hold the next reader at its snapshot."""
     with store.reading() as reader:
         blocks = reader.columns(size=10)
@@ -61,7 +61,7 @@ def test_what_is_left_half_read_holds_nothing_back(store: Gallery) -> None:
             late()
 
 
-def test_threads_read_and_write_at_once(store: Gallery, make_vectors: MakeVectors) -> None:
+def test_threads_read_and_write_concurrently(store: Gallery, make_vectors: MakeVectors) -> None:
     vectors = make_vectors(40, seed=1)
 
     def write(n: int) -> None:
@@ -106,7 +106,7 @@ def test_a_second_writer_waits_then_is_refused(
     assert generation(store) == 4
 
 
-def test_what_raises_within_a_write_undoes_it(store: Gallery) -> None:
+def test_an_exception_within_a_write_rolls_it_back(store: Gallery) -> None:
     with pytest.raises(KeyboardInterrupt), store.writing() as writer:
         writer.remove(ids=["id0000"])
         raise KeyboardInterrupt
@@ -132,7 +132,7 @@ with Gallery.open(sys.argv[1]) as store:
 """
 
 
-def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
+def test_a_disk_error_is_raised_and_loses_nothing(store: Gallery) -> None:
     """Files of a process cannot grow beyond 300 kB, as on a full disk; later there is room again."""
     ids = store.ids()
     done = subprocess.run(
@@ -143,7 +143,7 @@ def test_a_disk_that_refuses_is_an_error_and_no_loss(store: Gallery) -> None:
     assert verify(store.path) == []
 
 
-def test_a_full_database_is_an_error_and_no_loss(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_database_raises_an_error_and_loses_nothing(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """A limit on pages makes SQLite answer as for a full disk."""
     pages = (store.path / "gallery.sqlite").stat().st_size // 4096
     real = sqlite3.connect
@@ -162,7 +162,7 @@ def test_a_full_database_is_an_error_and_no_loss(store: Gallery, monkeypatch: py
     assert verify(store.path) == []
 
 
-def test_it_is_readable_by_its_owner_only(store: Gallery, tmp_path: Path) -> None:
+def test_a_gallery_is_readable_only_by_its_owner(store: Gallery, tmp_path: Path) -> None:
     export(store, tmp_path / "copy")
     with Gallery.open(tmp_path / "copy") as copy:
         copy.remove(ids=["id0000"])
@@ -174,7 +174,7 @@ def test_it_is_readable_by_its_owner_only(store: Gallery, tmp_path: Path) -> Non
             assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_gallery_can_be_read(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     store.close()
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root could write anywhere
     before = sorted(file.name for file in store.path.iterdir())
@@ -185,7 +185,7 @@ def test_it_is_readable_where_nothing_can_be_written(store: Gallery, monkeypatch
     assert sorted(file.name for file in store.path.iterdir()) == before
 
 
-def test_where_nothing_can_be_written_the_writes_of_others_are_seen(
+def test_a_read_only_gallery_shows_the_writes_of_others(
     store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both while the writer runs and shares its log, and after it has ended; then the file was read as it was."""
@@ -220,7 +220,7 @@ def as_if_unwritable(folder: Path) -> str:
     return "ro" if (folder / "gallery.sqlite-wal").exists() else "ro&immutable=1"
 
 
-def test_an_open_gallery_that_is_replaced_says_so(store: Gallery, tiny_card: ModelCard) -> None:
+def test_an_open_gallery_notices_its_replacement(store: Gallery, tiny_card: ModelCard) -> None:
     store.path.rename(store.path.with_name("moved"))
     for _ in range(2):  # nothing there, then another gallery
         with pytest.raises(GalleryError, match="moved or replaced"):
@@ -234,7 +234,7 @@ def test_an_open_gallery_that_is_replaced_says_so(store: Gallery, tiny_card: Mod
         assert len(new) == 0
 
 
-def test_a_reader_of_a_gallery_that_is_replaced_meanwhile_ends_in_peace(store: Gallery) -> None:
+def test_a_reader_finishes_although_its_gallery_is_replaced(store: Gallery) -> None:
     with store.reading() as reader:
         store.path.rename(store.path.with_name("moved"))
         assert len(reader.ids()) == reader.count == COUNT
@@ -275,7 +275,7 @@ def test_a_lost_log_is_noticed(store: Gallery, tmp_path: Path, make_vectors: Mak
             assert (again.uuid == name) is same
 
 
-def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_openers_give_a_restored_copy_one_identity(store: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other process can intervene between the new identity and its record."""
     store.close()
     (store.path / "gallery.generation").unlink()
@@ -292,7 +292,7 @@ def test_openers_of_a_restored_copy_give_it_one_name(store: Gallery, monkeypatch
         assert len(one) == len(other) == COUNT
 
 
-def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVectors) -> None:
+def test_opening_during_writes_does_not_report_a_loss(store: Gallery, make_vectors: MakeVectors) -> None:
     """A writer continues between reading the two places that are compared."""
     vectors = make_vectors(30, seed=1)
     with ThreadPoolExecutor(2) as pool:
@@ -302,7 +302,7 @@ def test_opening_during_writes_is_no_loss(store: Gallery, make_vectors: MakeVect
         writing.result()
 
 
-def test_a_writer_that_waited_does_not_write_into_a_replaced_gallery(store: Gallery, tmp_path: Path) -> None:
+def test_a_waiting_writer_does_not_write_into_a_replaced_gallery(store: Gallery, tmp_path: Path) -> None:
     """Its turn may come only after a build has replaced the gallery's file."""
     file, other = store.home / DATABASE, tmp_path / "other"
     other.touch()

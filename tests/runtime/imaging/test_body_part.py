@@ -37,23 +37,23 @@ UNKNOWN = (
 
 
 @pytest.mark.parametrize("text", CHEST)
-def test_the_chest(text: str) -> None:
+def test_names_of_the_chest(text: str) -> None:
     assert named_parts(text) == {"chest"}
     assert named_parts(text.encode().decode("latin-1")) == {"chest"}  # UTF-8 instead of the standard's Latin-1
 
 
 @pytest.mark.parametrize("text", OTHER)
-def test_something_else(text: str) -> None:
+def test_names_of_other_parts(text: str) -> None:
     assert named_parts(text) == {"other"}
     assert named_parts(text.encode().decode("latin-1")) == {"other"}
 
 
 @pytest.mark.parametrize("text", UNKNOWN)
-def test_what_names_nothing(text: str) -> None:
+def test_texts_without_a_part(text: str) -> None:
     assert named_parts(text) == frozenset()
 
 
-def test_both() -> None:
+def test_chest_and_another_part() -> None:
     assert named_parts("CHEST AND ABDOMEN") == named_parts("TH0RAX ABD") == {"chest", "other"}
 
 
@@ -72,13 +72,13 @@ def test_other_parts_are_refused(text: str, charset: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["UNKNOWN", "XXX", "M?O", "HEART"])
-def test_parts_that_are_not_known_are_a_warning(text: str) -> None:
+def test_unknown_parts_are_a_warning(text: str) -> None:
     (warning,) = read_image(with_part(text.encode())).warnings
     assert warning == ("BodyPartExamined (0018,0015) names no known body part: not known to be a chest radiograph")
     assert warning.kind == "body part unknown"
 
 
-def test_a_part_beside_the_chest_is_a_warning() -> None:
+def test_a_part_besides_the_chest_is_a_warning() -> None:
     (warning,) = read_image(make_dicom(BodyPartExamined="CHEST ABDOMEN")).warnings
     assert "names another part besides the chest" in warning
 

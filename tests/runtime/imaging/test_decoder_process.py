@@ -53,7 +53,7 @@ def stopped(pool: DecoderPool) -> int:
     return process._child.pid
 
 
-def test_each_kind_of_file_is_read_there_and_as_here(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_file_gives_the_same_image(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     files = whole_files() | {"none": b"no image", "cut.png": whole_files()["x.png"][:-100]}
     expected = {name: outcome(read_image, data, intensity="minmax") for name, data in files.items()}
     for plugin in ("is_dicom", "_read_picture"):
@@ -69,7 +69,7 @@ def test_a_path_and_an_array(pool: DecoderPool, tmp_path: Path) -> None:
     assert outcome(pool.read, whole_files()["x.png"], limits=ImageLimits(max_pixels=10))[2] == "size"
 
 
-def test_memory_is_used_again_only_when_the_image_is_gone(pool: DecoderPool) -> None:
+def test_memory_is_reused_only_after_the_image_is_deleted(pool: DecoderPool) -> None:
     """An image outlives later ones. Once all are gone, each process holds memory for at most one file."""
     files = [whole_files()[name] for name in ("explicit.dcm", "x.png", "x.jpg")]
     images = [pool.read(data) for data in files]
@@ -93,7 +93,7 @@ def test_large_memory_is_not_kept(pool: DecoderPool, monkeypatch: pytest.MonkeyP
     assert not pool._memories
 
 
-def test_a_decoder_that_cannot_be_replaced_now_is_replaced_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_cannot_be_replaced_is_replaced_later(monkeypatch: pytest.MonkeyPatch) -> None:
     data = whole_files()["x.png"]
     with DecoderPool(1) as pool:
         with monkeypatch.context() as patch:
@@ -156,7 +156,7 @@ def test_an_interrupted_reader_leaves_no_answer_to_the_next(pool: DecoderPool, m
     assert pool.read(whole_files()["x.jpg"]).sha256 == read_image(whole_files()["x.jpg"]).sha256
 
 
-def test_closing_ends_what_hangs() -> None:
+def test_closing_ends_a_hanging_decoder() -> None:
     pool = DecoderPool(1)
     pid = stopped(pool)
     errors: list[Exception] = []
@@ -176,7 +176,7 @@ def test_closing_ends_what_hangs() -> None:
     pool.close()
 
 
-def test_want_of_memory_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(*_: Any, **__: Any) -> None:
         raise MemoryError
 
@@ -194,7 +194,7 @@ def test_a_process_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
         DecoderPool(2)
 
 
-def test_windows_reads_in_the_same_process_and_says_so(
+def test_windows_reads_in_the_same_process_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")

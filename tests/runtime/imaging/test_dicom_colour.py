@@ -77,14 +77,14 @@ def test_grey_compressed() -> None:
     check(rle(RGB), "RGB")
 
 
-def test_a_few_coloured_marks_are_grey_in_fact() -> None:
+def test_a_few_coloured_marks_count_as_grey() -> None:
     marked = RGB.copy()
     marked[:8, :8] = (255, 0, 0)  # 1.6%
     assert read_image(colour_dicom(marked)).warnings[0].kind == "stored in colour"
 
 
 @pytest.mark.parametrize("data", [colour_dicom(COLOURFUL), rle(COLOURFUL)])
-def test_true_colour_is_refused(data: bytes) -> None:
+def test_colour_images_are_refused(data: bytes) -> None:
     with pytest.raises(
         DicomImageError, match=r"PhotometricInterpretation \(0028,0004\): expected a grey image, found 'RGB'"
     ):
@@ -92,14 +92,14 @@ def test_true_colour_is_refused(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("intensity", ["minmax", "percentile"])
-def test_the_images_own_range(intensity: str) -> None:
+def test_intensity_policies(intensity: str) -> None:
     dim = (RGB // 4 + 50).astype(np.uint8)
     pixels = read_image(colour_dicom(dim), intensity=intensity).pixels
     assert (pixels.min(), pixels.max()) == (0, 255)
     assert np.array_equal(read_image(colour_dicom(dim)).pixels, dim[..., 0])
 
 
-def test_what_is_broken() -> None:
+def test_damaged_images() -> None:
     cut = colour_dicom(PixelData=RGB.tobytes()[:-2])
     frame = jpeg(GREY, "JPEG")
     for data, error in (
@@ -141,7 +141,7 @@ def test_a_grey_palette() -> None:
     assert (minmax.min(), minmax.max()) == (0, 255)
 
 
-def test_a_palette_of_bytes_said_to_be_of_16_bits() -> None:
+def test_a_palette_of_bytes_declared_as_16_bits() -> None:
     radiograph = read_image(palette_dicom(*[list(range(256))] * 3))
     assert np.array_equal(radiograph.pixels, GREY)
     assert [warning.kind for warning in radiograph.warnings] == ["stored in colour", "LUT rescaled"]

@@ -151,7 +151,7 @@ def test_contradicting_bits(bits: int, high: int) -> None:
 @pytest.mark.parametrize(
     ("centre", "width"), [(None, None), (2048, 0), (2048, -5), (2048, 0.5), ("", ""), (None, 4096), ("2048", "")]
 )
-def test_no_valid_window_takes_the_range_present(centre: Any, width: Any) -> None:
+def test_without_a_valid_window_the_range_of_values_is_used(centre: Any, width: Any) -> None:
     pixels = STORED // 4 + 500
     radiograph = read_image(make_dicom(pixels, WindowCenter=centre, WindowWidth=width))
     assert np.array_equal(radiograph.pixels, np.rint((pixels - 500) / 1023 * 255).astype(np.uint8))
@@ -179,12 +179,12 @@ def test_narrow_window_is_valid_for_sigmoid() -> None:
 
 
 @pytest.mark.parametrize(("slope", "intercept"), [("0", "5"), ("inf", "0"), ("1", "nan")])
-def test_rescale_that_maps_nothing(slope: str, intercept: str) -> None:
+def test_invalid_rescale(slope: str, intercept: str) -> None:
     with pytest.raises(DicomImageError, match=r"Rescale\w+ \(0028,105[23]\)"):
         read_image(make_dicom(RescaleSlope=float(slope), RescaleIntercept=float(intercept)))
 
 
-def test_rescale_beyond_all_numbers() -> None:
+def test_rescale_beyond_finite_numbers() -> None:
     with pytest.raises(DicomImageError, match="RescaleSlope"):
         read_image(make_dicom(RescaleSlope=1e306, RescaleIntercept=0, WindowWidth=None))
 
@@ -265,7 +265,7 @@ def ten_bit_dicom(**tags: Any) -> bytes:
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 @pytest.mark.parametrize("bits", [8, 10, 11, 13, 14, 15, 16])
-def test_a_voi_lut_of_other_bits_than_it_says(photometric: str, bits: int) -> None:
+def test_a_voi_lut_with_other_bits_than_stated(photometric: str, bits: int) -> None:
     def read(bits: int) -> Any:
         table = lut_sequence(0, NARROW, bits)
         return read_image(ten_bit_dicom(PhotometricInterpretation=photometric, VOILUTSequence=table))
@@ -280,7 +280,7 @@ def test_a_voi_lut_of_other_bits_than_it_says(photometric: str, bits: int) -> No
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
-def test_a_modality_lut_of_other_bits_than_it_says(photometric: str) -> None:
+def test_a_modality_lut_with_other_bits_than_stated(photometric: str) -> None:
     """It maps to values, not to greys, so its number of bits does not matter."""
 
     def read(bits: int, **tags: Any) -> Any:
@@ -298,7 +298,7 @@ def test_a_modality_lut_of_other_bits_than_it_says(photometric: str) -> None:
 
 
 @pytest.mark.parametrize("highest", [65535, 60000, 32768])
-def test_a_lut_that_reaches_its_range_stays_as_it_is(highest: int) -> None:
+def test_a_lut_that_reaches_its_range_is_unchanged(highest: int) -> None:
     entries = [highest * i // 1023 for i in range(1024)]
     radiograph = read_image(ten_bit_dicom(VOILUTSequence=lut_sequence(0, entries, 16)))
     expected = np.rint(255 * np.array(entries) / 65535).astype(np.uint8)[TEN_BITS]
@@ -316,7 +316,7 @@ def test_a_lut_that_ends_one_above_its_bits(bits: int) -> None:
 
 
 @pytest.mark.parametrize(("bits", "warnings"), [(16, []), (12, ["LUT rescaled"])])
-def test_one_entry_decides_what_a_lut_reaches(bits: int, warnings: list[str]) -> None:
+def test_one_entry_decides_the_range_of_a_lut(bits: int, warnings: list[str]) -> None:
     table = lut_sequence(0, [*NARROW[:-1], 65535], bits)
     radiograph = read_image(ten_bit_dicom(VOILUTSequence=table))
     assert radiograph.pixels.ravel()[[512, 1023]].tolist() == [8, 255]
@@ -325,7 +325,7 @@ def test_one_entry_decides_what_a_lut_reaches(bits: int, warnings: list[str]) ->
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian, ExplicitVRBigEndian])
 @pytest.mark.parametrize("count", [256, 255])
-def test_a_lut_of_one_byte_an_entry(syntax: str, count: int) -> None:
+def test_a_lut_with_one_byte_per_entry(syntax: str, count: int) -> None:
     """PS3.3 C.11.1.1.1: 256 entries of 8 bits in 256 bytes, padded to words."""
     pixels = (STORED % count).astype(np.uint8)
     values = [255 - 255 * i // (count - 1) for i in range(count)]

@@ -96,7 +96,7 @@ def test_the_region_of_a_dx_image(code: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["99ACME", "L", "", None])
 @pytest.mark.parametrize("code", ["4711", CHEST, KNEE])
-def test_a_region_by_a_vendors_own_code_is_a_warning(code: str, scheme: str | None) -> None:
+def test_a_region_with_a_private_code_is_a_warning(code: str, scheme: str | None) -> None:
     """It may be any number, even one from another scheme, so the words decide."""
     region = coded(code, scheme)
     (warning,) = read_image(make_dicom(AnatomicRegionSequence=region)).warnings
@@ -142,13 +142,13 @@ def test_views_by_word_and_code(text: str | None, code: str | None, view: str) -
 
 
 @pytest.mark.parametrize(("text", "view", "count"), [("PA", "PA", 1), ("AP", "AP", 1), (None, "", 2)])
-def test_a_view_by_a_vendors_own_code_is_a_warning(text: str | None, view: str, count: int) -> None:
+def test_a_view_with_a_private_code_is_a_warning(text: str | None, view: str, count: int) -> None:
     radiograph = read_image(make_dicom(ViewPosition=text, ViewCodeSequence=coded("1001", "99FUJI")))
     assert (radiograph.view, len(radiograph.warnings)) == (view, count)
     assert "ViewCodeSequence (0054,0220) holds a code of an unknown scheme" in radiograph.warnings[0]
 
 
-def test_frontal_and_no_more_is_a_warning() -> None:
+def test_a_frontal_view_of_unknown_direction_is_a_warning() -> None:
     radiograph = read_image(make_dicom(ViewPosition=None, ViewCodeSequence=coded(FRONTAL)))
     assert radiograph.view == ""
     assert "ViewCodeSequence (0054,0220) is neither PA nor AP" in radiograph.warnings[0]
@@ -171,7 +171,7 @@ def test_views_that_are_refused(text: str | None, code: str, keyword: str) -> No
 
 
 @pytest.mark.parametrize("view", LATERAL_VIEWS)
-def test_a_lateral_view_when_asked(view: str) -> None:
+def test_a_lateral_view_on_request(view: str) -> None:
     with pytest.raises(DicomImageError, match=rf"ViewPosition.*frontal view \(PA or AP\), found '{view}'"):
         read_image(make_dicom(ViewPosition=view))
     radiograph = read_image(make_dicom(ViewPosition=view, PatientOrientation=["A", "F"]), allow_lateral=True)
@@ -180,32 +180,32 @@ def test_a_lateral_view_when_asked(view: str) -> None:
 
 
 @pytest.mark.parametrize("view", OTHER_VIEWS)
-def test_other_views_are_refused_all_the_same(view: str) -> None:
+def test_other_views_are_always_refused(view: str) -> None:
     with pytest.raises(DicomImageError, match="ViewPosition"):
         read_image(make_dicom(ViewPosition=view), allow_lateral=True)
 
 
 @pytest.mark.parametrize(("text", "code"), [("PA", LEFT_LATERAL), ("LL", PA), ("LATERAL", FRONTAL)])
-def test_frontal_and_lateral_at_once_are_refused(text: str, code: str) -> None:
+def test_frontal_and_lateral_together_are_refused(text: str, code: str) -> None:
     with pytest.raises(DicomImageError, match=r"ViewPosition \(0018,5101\): expected the view that ViewCodeSequence"):
         read_image(make_dicom(ViewPosition=text, ViewCodeSequence=coded(code)), allow_lateral=True)
 
 
 @pytest.mark.parametrize("tags", [{"PatientOrientation": ["A", "F"]}, {"PatientOrientation": ["P", "F"]}])
-def test_rows_that_run_from_front_to_back_are_a_doubt(tags: dict[str, Any]) -> None:
+def test_rows_from_front_to_back_are_a_warning(tags: dict[str, Any]) -> None:
     (warning,) = read_image(make_dicom(**tags)).warnings
     assert "PatientOrientation (0020,0020)" in warning
     assert read_image(make_dicom(PatientOrientation=["L", "F"])).warnings == ()
 
 
-def test_a_series_description_counts_where_the_image_says_nothing() -> None:
+def test_a_series_description_is_used_if_the_image_states_nothing() -> None:
     assert read_image(make_dicom(SeriesDescription="CHEST PA AND LAT")).warnings == ()
     missing, doubt = read_image(make_dicom(SeriesDescription="CHEST LAT", ViewPosition=None)).warnings
     assert "ViewPosition" in missing
     assert "SeriesDescription (0008,103E) says LAT" in doubt
 
 
-def test_a_finder_takes_lateral_views_when_asked(tiny_model: Path) -> None:
+def test_a_finder_accepts_lateral_views_on_request(tiny_model: Path) -> None:
     data = make_dicom(ViewPosition="LL")
     with Finder.open(tiny_model, threads=1) as finder, pytest.raises(DicomImageError, match="ViewPosition"):
         finder.analyze(data)
@@ -215,7 +215,7 @@ def test_a_finder_takes_lateral_views_when_asked(tiny_model: Path) -> None:
         assert finder.read(data).view == "LATERAL"
 
 
-def test_the_query_command_takes_lateral_views_when_asked(
+def test_the_query_command_accepts_lateral_views_on_request(
     tiny_model: Path, tiny_gallery: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "side.dcm").write_bytes(make_dicom(ViewPosition="LL"))
@@ -234,7 +234,7 @@ def test_an_animal_is_a_warning(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["HUMAN", "Homo sapiens", "Human being", "", None])
-def test_a_human_is_none(text: str | None) -> None:
+def test_a_human_gives_no_warning(text: str | None) -> None:
     assert read_image(make_dicom(PatientSpeciesDescription=text)).warnings == ()
 
 

@@ -137,14 +137,14 @@ TWELVE = SIGNED.view(np.uint16) & 0xFFF
         (RLELossless, packed(SIGNED)),
     ],
 )
-def test_signed_values_however_the_codestream_holds_them(syntax: str, frame: bytes) -> None:
+def test_signed_values_in_every_form_of_codestream(syntax: str, frame: bytes) -> None:
     """The codestream may be signed, or have two's complement of all 16 bits or of the 12 stored ones."""
     radiograph = read_image(make_dicom(SIGNED, syntax=syntax, frame=frame, **TAGS))
     signed = np.left_shift(radiograph.stored.view(np.int16), 4) >> 4  # ignore the bits above
     assert np.array_equal(signed, SIGNED)
 
 
-def test_a_progressive_jpeg_is_in_no_transfer_syntax() -> None:
+def test_a_progressive_jpeg_is_refused() -> None:
     """PS3.5, 8.2.1 only allows sequential processes."""
     pixels = (X_RAY // 16).astype(np.uint8)
     stream = io.BytesIO()
@@ -158,7 +158,7 @@ def test_a_progressive_jpeg_is_in_no_transfer_syntax() -> None:
         read_image(make_dicom(X_RAY, syntax=JPEGLSLossless, frame=ENCODERS["j2k"][1](X_RAY)))
 
 
-def test_jpeg_2000_takes_as_many_threads_as_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jpeg_2000_uses_the_given_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, int]] = []
 
     real = imagecodecs.jpeg2k_decode
@@ -172,7 +172,7 @@ def test_jpeg_2000_takes_as_many_threads_as_it_is_given(monkeypatch: pytest.Monk
     assert given == [{"numthreads": 3}]
 
 
-def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_reported_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(data: bytes) -> None:
         raise MemoryError
 
@@ -181,7 +181,7 @@ def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch)
         read_image(compressed("jpegls", X_RAY))
 
 
-def test_pixels_are_decoded_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_decoded_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four threads meet inside the decoder, which would be impossible behind one lock."""
     data = compressed("jpegls", X_RAY)
     expected = read_image(data).pixels

@@ -87,7 +87,7 @@ def low_pass(signal: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("shape", [(80, 72), (65, 70), (66, 71), (67, 97)])
-def test_values_are_those_of_the_low_pass_band(shape: tuple[int, int], times: int) -> None:
+def test_values_agree_with_the_low_pass_band(shape: tuple[int, int], times: int) -> None:
     """Computed by the standard's steps, for sides that no power of two divides."""
     pixels = x_ray(*shape)
     expected = pixels.astype(np.int64)
@@ -121,13 +121,13 @@ def test_values_of_any_depth(bits: int) -> None:
         ((3056, 2500), PreprocessSpec(226, 224), 1),
     ],
 )
-def test_three_pixels_stay_for_one(shape: tuple[int, int], spec: PreprocessSpec, times: int) -> None:
+def test_number_of_halvings(shape: tuple[int, int], spec: PreprocessSpec, times: int) -> None:
     assert halvings(shape, spec) == times
 
 
 @pytest.mark.parametrize("photometric", ["MONOCHROME2", "MONOCHROME1"])
 @pytest.mark.parametrize(("shape", "step"), [((236, 299), 2), ((237, 301), 2), ((469, 511), 4), ((950, 941), 4)])
-def test_the_models_input_is_that_of_the_full_image(shape: tuple[int, int], step: int, photometric: str) -> None:
+def test_the_model_input_agrees_with_the_full_image(shape: tuple[int, int], step: int, photometric: str) -> None:
     data = dicom(x_ray(*shape), PhotometricInterpretation=photometric)
     full, reduced = read_image(data), read_image(data, reduced_for=SPEC)
     assert full.reduction is None
@@ -148,7 +148,7 @@ def test_golden_values() -> None:
     assert hashlib.sha256(result.tobytes()).hexdigest() == GOLDEN_HASH
 
 
-def test_what_overshoots_is_decoded_in_full() -> None:
+def test_images_with_overshoot_are_decoded_in_full() -> None:
     """The codestream has 16 bits, the image 12: values above 4095 would wrap to dark ones."""
     y, x = np.mgrid[:256, :256]
     pixels = (4095 * ((x // 5 + y // 7) % 2)).astype(np.uint16)
@@ -160,7 +160,7 @@ def test_what_overshoots_is_decoded_in_full() -> None:
     assert np.array_equal(full.stored, pixels)
 
 
-def test_damage_is_refused_as_ever() -> None:
+def test_damage_is_still_refused() -> None:
     pixels = x_ray(240, 250)
     frame = encoded(pixels, bitspersample=12)  # so that damage cannot give values with more bits
     generator = np.random.default_rng(0)
@@ -185,7 +185,7 @@ def test_damage_is_refused_as_ever() -> None:
     assert 10 < outcomes.count(None) < 50
 
 
-def test_a_blank_image_is_refused_as_ever() -> None:
+def test_a_blank_image_is_still_refused() -> None:
     with pytest.raises(BlankImageError):
         read_image(dicom(np.full((256, 256), 7, np.uint16)), reduced_for=SPEC)
 
@@ -201,7 +201,7 @@ def test_a_blank_image_is_refused_as_ever() -> None:
         lambda pixels: dicom(pixels, imagecodecs.jpegls_encode(pixels), JPEGLSLossless),
     ],
 )
-def test_what_is_not_reduced(make: Callable[[Pixels], bytes]) -> None:
+def test_images_that_are_not_reduced(make: Callable[[Pixels], bytes]) -> None:
     data = make(x_ray(240, 250))
     full, other = read_image(data), read_image(data, reduced_for=SPEC)
     assert other.reduction is None
@@ -223,7 +223,7 @@ def test_other_formats_are_not_reduced() -> None:
     assert np.array_equal(read_image(stream.getvalue(), reduced_for=SPEC).stored, pixels)
 
 
-def test_another_image_than_the_header_says() -> None:
+def test_an_image_that_contradicts_the_header() -> None:
     frame = encoded(x_ray(240, 250))
     assert decode_halved(frame, (240, 250), 1) is not None
     assert decode_halved(frame, (250, 240), 1) is None
@@ -240,7 +240,7 @@ def test_other_pixels_are_not_reduced() -> None:
     assert reduced.with_pixels(np.zeros((39, 39), np.uint8)).reduction is None
 
 
-def test_a_finder_reduces_where_it_is_told(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_finder_reduces_on_request(tiny_model: Path, tmp_path: Path) -> None:
     data = dicom(x_ray(240, 250))
     file = tmp_path / "image.dcm"
     file.write_bytes(data)
@@ -257,7 +257,7 @@ def test_a_finder_reduces_where_it_is_told(tiny_model: Path, tmp_path: Path) -> 
             assert np.array_equal(result, expected)
 
 
-def test_a_gallery_is_built_from_reduced_images_where_it_is_asked_for(
+def test_a_gallery_is_built_from_reduced_images_on_request(
     tiny_model: Path, tiny_card: ModelCard, tmp_path: Path
 ) -> None:
     file = tmp_path / "image.dcm"

@@ -34,7 +34,7 @@ def decode(data: bytes, planes: int = 1) -> list[list[list[int]]]:
         LITERAL + b"\0" * 15,
     ],
 )
-def test_a_plane_however_it_is_packed(segment: bytes) -> None:
+def test_a_plane_in_every_kind_of_packet(segment: bytes) -> None:
     assert decode(frame(segment)) == [PLANE.tolist()]
 
 
@@ -42,7 +42,7 @@ def test_a_byte_that_is_repeated() -> None:
     assert decode(frame(bytes([257 - 15, 7]))) == [[[7] * 5] * 3]
 
 
-def test_the_first_plane_holds_the_high_bytes() -> None:
+def test_the_first_plane_has_the_high_bytes() -> None:
     frames = frame(bytes([257 - 15, 3]), LITERAL)
     assert decode(frames, planes=2) == [[[3] * 5] * 3, PLANE.tolist()]
 
@@ -66,7 +66,7 @@ def test_damage_and_bombs_are_refused(data: bytes) -> None:
         decode(data)
 
 
-def test_pydicoms_loop_is_never_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slow_decoder_of_pydicom_is_never_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Megabytes of one-byte packets keep it busy for seconds, and block all other threads."""
     monkeypatch.setattr("pydicom.pixels.decoders.base.Decoder.as_array", None)
     pixels = (STORED // 16).astype(np.uint8)

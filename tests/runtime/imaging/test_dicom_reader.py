@@ -90,11 +90,11 @@ def test_view(view: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("part", ["CHEST", "THORAX", "CHEST PA", "LUNG"])
-def test_chest_by_other_names(part: str) -> None:
+def test_other_names_of_the_chest(part: str) -> None:
     assert not [w for w in read(make_dicom(BodyPartExamined=part)).warnings if "BodyPart" in w]
 
 
-def test_missing_context_is_a_warning_each() -> None:
+def test_each_missing_attribute_is_a_warning() -> None:
     radiograph = read(make_dicom(Modality=None, BodyPartExamined=None, ViewPosition=None))
     assert [warning.split()[0] for warning in radiograph.warnings] == ["Modality", "BodyPartExamined", "ViewPosition"]
 
@@ -123,7 +123,7 @@ def test_uids_and_study_date(text: str | None, day: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["20230229", "20201301", "2020", "SECRET^N"])
-def test_a_study_date_that_is_none_is_a_warning(text: str) -> None:
+def test_an_invalid_study_date_is_a_warning(text: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = make_dicom(StudyDate=text)
@@ -140,7 +140,7 @@ def test_size_limits_come_before_decoding() -> None:
         read(make_dicom(), max_pixels=SIDE * SIDE - 1)
 
 
-def test_pixel_data_missing_cut_off_or_in_excess() -> None:
+def test_missing_truncated_or_excess_pixel_data() -> None:
     with pytest.raises(DicomImageError, match=r"PixelData \(7FE0,0010\)"):
         data = make_dicom()
         read(data[: data.index(b"\xe0\x7f\x10\x00")])
@@ -171,7 +171,7 @@ def test_nonconformant_values_become_one_warning_without_the_patient(caplog: pyt
 
 
 @pytest.mark.parametrize("name", ["pydicom", "pydicom.pixels.decoders.base", "highdicom"])
-def test_what_the_libraries_log_is_kept_out_for_this_thread_only(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_logging_of_libraries_is_silenced_for_this_thread_only(name: str, caplog: pytest.LogCaptureFixture) -> None:
     logger = logging.getLogger(name)
     with pydicom_unlogged():
         logger.error("SECRET")
@@ -182,7 +182,7 @@ def test_what_the_libraries_log_is_kept_out_for_this_thread_only(name: str, capl
     assert [record.message for record in caplog.records] == ["of another thread", "heard again"]
 
 
-def test_codec_that_fails_logs_nothing(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failing_codec_logs_nothing(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(DamagedImageError):
         read_image(shared / "dicom" / "chest_canon_j2k_lossless_mono1_12bit_bad.dcm")
     assert not caplog.records
@@ -193,13 +193,13 @@ def test_unreadable_number_is_refused() -> None:
         read(make_dicom(WindowWidth="4096").replace(b"4096", b"wide"))
 
 
-def test_transfer_syntax_that_nothing_decodes() -> None:
+def test_unsupported_transfer_syntax() -> None:
     data = make_dicom().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.9.9.9\0")
     with pytest.raises(DicomImageError, match=r"transfer syntax.*1\.2\.840\.10008\.9\.9\.9"):
         read(data)
 
 
-def test_missing_codecs_are_named_with_the_cure(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
+def test_missing_codecs_are_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, shared: Path) -> None:
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
     with pytest.raises(MissingDependencyError, match=r"imagecodecs.*\.\[dicom\]"):
         read_image(shared / "dicom" / "derived_chest_mono1_10bit_rle.dcm")
@@ -212,7 +212,7 @@ def test_high_bit_is_not_guessed_in_compressed_pixels(shared: Path) -> None:
         read(saved(dataset))
 
 
-def test_what_is_dicom() -> None:
+def test_is_dicom() -> None:
     assert is_dicom(make_dicom())
     for data in (
         b"",
@@ -229,7 +229,7 @@ def test_what_is_dicom() -> None:
 # -- damage
 
 
-def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_not_reported_as_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the file may succeed later."""
 
     def dcmread(*args: Any, **options: Any) -> None:
@@ -241,7 +241,7 @@ def test_want_of_memory_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-def test_damage_gives_nothing_but_image_errors(syntax: str) -> None:
+def test_damage_only_raises_image_errors(syntax: str) -> None:
     """Truncated files and flipped bytes give an image, or a typed error without patient data, and no warning."""
     table = lut_sequence(0, list(range(0, 4096, 4)), 12)
     data = make_dicom(syntax=syntax, VOILUTSequence=table, RescaleSlope=1, RescaleIntercept=0, PixelPaddingValue=0)
@@ -283,7 +283,7 @@ def test_deflated() -> None:
         read(deflated(data[132:]))
 
 
-def test_deflated_data_set_is_not_inflated_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inflated_size_of_a_deflated_data_set_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = make_dicom()
     body = plain[plain.index(b"\x08\x00\x16\x00") :]
     bomb = deflated(body + bytes(20 * 2**20))
@@ -310,7 +310,7 @@ def test_a_header_is_read_without_the_pixels(monkeypatch: pytest.MonkeyPatch) ->
 # -- threads
 
 
-def test_warnings_of_other_threads_are_theirs() -> None:
+def test_warnings_of_other_threads_are_not_collected() -> None:
     with warnings.catch_warnings(record=True) as theirs, collected_warnings() as ours:
         other = threading.Thread(target=warnings.warn, args=("of another thread",))
         other.start()
@@ -320,7 +320,7 @@ def test_warnings_of_other_threads_are_theirs() -> None:
     assert [str(warning.message) for warning in theirs] == ["of another thread"]
 
 
-def test_threads_leave_the_warning_filters_alone() -> None:
+def test_threads_do_not_change_the_warning_filters() -> None:
     """`warnings.catch_warnings` alone is not thread-safe: filters could stay changed permanently."""
     before = list(warnings.filters)
     stream = io.BytesIO()

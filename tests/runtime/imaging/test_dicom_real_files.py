@@ -130,7 +130,7 @@ COMPRESSED = [
 
 @pytest.mark.parametrize("part", [0.5, 0.95])
 @pytest.mark.parametrize("file", COMPRESSED)
-def test_codestream_that_is_cut_off_is_damaged(shared: Path, file: str, part: float) -> None:
+def test_a_truncated_codestream_is_damaged(shared: Path, file: str, part: float) -> None:
     """Several decoders would silently fill in the missing part."""
     dataset = dcmread(shared / "dicom" / file)
     dataset.BodyPartExamined = "CHEST"
@@ -141,7 +141,7 @@ def test_codestream_that_is_cut_off_is_damaged(shared: Path, file: str, part: fl
 
 
 @pytest.mark.parametrize("file", COMPRESSED[:4])
-def test_codestream_that_is_whole_is_read(shared: Path, file: str) -> None:
+def test_a_complete_codestream_is_read(shared: Path, file: str) -> None:
     """Some end in a padding byte FF or 00 for an even length."""
     dataset = dcmread(shared / "dicom" / file)
     dataset.BodyPartExamined = "CHEST"

@@ -47,7 +47,7 @@ def test_values_of_more_bits_contradict_bits_stored(kind: str, sign: int) -> Non
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "jpegls", "j2k"])
-def test_values_within_bits_stored_are_read_whatever_the_codestreams_precision(kind: str) -> None:
+def test_values_within_bits_stored_are_read_at_any_codestream_precision(kind: str) -> None:
     syntax, encode = LOSSLESS[kind]
     pixels = LARGE * 4095 // LARGE.max()
     assert np.array_equal(read_image(make_dicom(pixels, syntax=syntax, frame=encode(pixels), **FULL)).stored, pixels)
@@ -67,7 +67,7 @@ def test_signed_values(bits: int, fits: bool) -> None:
             read_image(data)
 
 
-def test_what_a_lossy_codec_overshoots_is_white_and_not_black() -> None:
+def test_overshoot_of_a_lossy_codec_is_white_not_black() -> None:
     """Some devices store 10 bits in a 12-bit codestream: values above 1023 are clipped."""
     y, x = np.mgrid[:SIDE, :SIDE]
     pixels = (1023 * ((x // 6 + y // 6) % 2)).astype(np.uint16)

@@ -56,7 +56,7 @@ def test_every_number_of_bits(bits: int, signed: bool) -> None:
 
 
 @pytest.mark.parametrize("bits", [10, 12, 15])
-def test_bits_beside_the_stored_ones_mean_nothing(bits: int) -> None:
+def test_unused_bits_are_ignored(bits: int) -> None:
     """Old devices put overlays there; the value is in the low bits or, with HighBit, in the high ones."""
     values = (SMOOTH % 2**bits).astype(np.uint16)
     window = {"WindowCenter": 2 ** (bits - 1), "WindowWidth": 2**bits, "BitsStored": bits}
@@ -118,7 +118,7 @@ FRAMES: dict[str, tuple[str, bytes]] = {
 
 
 @pytest.mark.parametrize("kind", FRAMES)
-def test_the_size_in_a_codestream(kind: str) -> None:
+def test_size_in_a_codestream(kind: str) -> None:
     _, frame = FRAMES[kind]
     for data in (frame, memoryview(frame)):
         header = frame_header(data)
@@ -129,7 +129,7 @@ def test_the_size_in_a_codestream(kind: str) -> None:
         frame_header(frame[:end])  # does not raise
 
 
-def test_what_has_no_size() -> None:
+def test_data_without_a_size() -> None:
     for data in (
         b"",
         b"\xff",
@@ -190,13 +190,13 @@ def test_character_sets(charset: str | list[str], name: str) -> None:
     assert np.array_equal(radiograph.pixels, read_image(make_dicom(**FULL)).pixels)
 
 
-def test_a_patient_id_in_its_own_letters() -> None:
+def test_a_patient_id_in_another_script() -> None:
     for charset, patient in (("ISO_IR 100", "Zoë-7"), ("ISO_IR 192", "患者-7"), ("ISO_IR 144", "Пациент-7")):
         assert read_image(make_dicom(SpecificCharacterSet=charset, PatientID=patient)).patient_id == patient
 
 
 @pytest.mark.parametrize("charset", ["ISO_IR 999", "KLINGON", "ISO 2022 IR 87"])
-def test_an_unknown_or_wrong_character_set_spoils_nothing(charset: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unknown_or_wrong_character_set_is_harmless(charset: str, caplog: pytest.LogCaptureFixture) -> None:
     plain = make_dicom(SpecificCharacterSet="ISO_IR 100", PatientName="SECRÉT^NAME")
     data = plain.replace(b"ISO_IR 100", charset[:10].ljust(10).encode())
     radiograph = read_image(data)

@@ -19,7 +19,7 @@ PART = ImageWarning("body part unknown", "BodyPartExamined is missing")
 LATERAL = ImageWarning("probably not frontal", "SeriesDescription says LAT")
 
 
-def test_a_warning_is_its_sentence() -> None:
+def test_a_warning_is_a_string() -> None:
     """It also keeps its kind when a worker returns it."""
     for warning in (VIEW, pickle.loads(pickle.dumps(VIEW)), copy.deepcopy(VIEW)):
         assert (warning, warning.kind, json.dumps([warning])) == (
@@ -50,7 +50,7 @@ def test_the_list(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_panoramic_image_of_teeth_leaves_a_trace() -> None:
+def test_a_dental_panorama_gives_warnings() -> None:
     """It has no body part and no view, so nothing says what it is."""
     radiograph = read_image(make_dicom(BodyPartExamined=None, ViewPosition=None, SeriesDescription="OPG"))
     assert [warning.kind for warning in radiograph.warnings] == ["body part unknown", "view unknown"]

@@ -57,7 +57,7 @@ def slowly(check: PictureCheck, grey: Pixels) -> NDArray[np.float64]:
     return logits
 
 
-def test_the_network_is_that_of_its_weights() -> None:
+def test_the_network_agrees_with_a_direct_computation() -> None:
     check = own_check()
     greys = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE), dtype=np.uint8)
     expected = np.stack([slowly(check, grey) for grey in greys])
@@ -65,7 +65,7 @@ def test_the_network_is_that_of_its_weights() -> None:
     np.testing.assert_allclose(check.logits(greys), expected, atol=1e-3)
 
 
-def test_a_mirror_image_is_turned_the_other_way() -> None:
+def test_a_mirror_image_has_the_opposite_rotation() -> None:
     check = own_check()
     grey = np.random.default_rng(1).integers(0, 256, (1, SIDE, SIDE), dtype=np.uint8)
     one, other = check.scores(grey), check.scores(grey[:, :, ::-1])
@@ -88,7 +88,7 @@ def test_a_mirror_image_is_turned_the_other_way() -> None:
         ({"other": 2.0, "turned 1": 9.0}, ["other"]),
     ],
 )
-def test_only_what_is_sure_is_said(sure: dict[str, float], expected: list[str]) -> None:
+def test_only_confident_results_are_reported(sure: dict[str, float], expected: list[str]) -> None:
     check = replace(own_check(), about={"thresholds": dict.fromkeys(SENTENCES, 1.0)})
     assert check.said(dict.fromkeys(SENTENCES, -1.0) | sure) == expected
 
@@ -101,7 +101,7 @@ def test_phantoms_are_chests_and_their_changes_are_seen(phantoms: list[Pixels]) 
         assert seen.count([kind]) >= (6 if kind == "mirrored" else 11), kind
 
 
-def test_a_page_of_text_and_noise_are_no_chest() -> None:
+def test_a_page_of_text_and_noise_are_not_chests() -> None:
     page = Image.new("L", (300, 400), 255)
     for line in range(20):
         ImageDraw.Draw(page).text((20, 20 + 18 * line), "A page of words, and no X-ray at all", fill=0)
@@ -109,7 +109,7 @@ def test_a_page_of_text_and_noise_are_no_chest() -> None:
     assert said(np.random.default_rng(0).integers(0, 256, (300, 300), dtype=np.uint8)) == ["other"]
 
 
-def test_small_images_are_not_judged() -> None:
+def test_small_images_are_not_checked() -> None:
     noise = np.random.default_rng(0).integers(0, 256, (SMALLEST, SMALLEST), dtype=np.uint8)
     assert said(noise) == ["other"]
     assert said(noise[1:]) == []
@@ -120,7 +120,7 @@ def test_it_comes_before_other_warnings(phantoms: list[Pixels]) -> None:
     assert [warning.kind for warning in read_image(faint).warnings] == ["inverted", "little contrast"]
 
 
-def test_a_thumbnail_is_of_what_is_seen(phantoms: list[Pixels]) -> None:
+def test_a_thumbnail_shows_the_displayed_greys(phantoms: list[Pixels]) -> None:
     """Stored values are mapped to grey; a larger version of the picture gives nearly the same thumbnail."""
     pixels = phantoms[0]
     greys = np.arange(255, -1, -1, dtype=np.uint8)

@@ -49,7 +49,7 @@ def test_odd_margin_rounds_the_offset_down() -> None:
     assert np.array_equal(centre_crop(square, spec), square[3:35, 3:35])
 
 
-def test_crop_takes_any_leading_axes() -> None:
+def test_crop_accepts_any_leading_axes() -> None:
     stack = np.random.default_rng(0).integers(0, 256, (2, 3, 270, 270), dtype=np.uint8)
     assert np.array_equal(centre_crop(stack, SPEC)[1, 2], centre_crop(stack[1, 2], SPEC))
 
@@ -111,7 +111,7 @@ def test_real_x_ray(shared: Path) -> None:
 
 
 @pytest.mark.parametrize("pixels", [np.zeros((64, 64), np.float32), np.zeros((64, 64, 3), np.uint8)])
-def test_other_arrays_are_refused(pixels: NDArray[Any]) -> None:
+def test_invalid_arrays_are_refused(pixels: NDArray[Any]) -> None:
     with pytest.raises(NotAnImageError, match=r"expected uint8 \[H,W\]"):
         resize_square(pixels, SPEC)
 

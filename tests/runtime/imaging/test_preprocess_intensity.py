@@ -109,7 +109,7 @@ def test_unknown_policy() -> None:
 
 
 @pytest.mark.parametrize("intensity", INTENSITIES)
-def test_training_and_runtime_see_the_same(intensity: str, make_tiny_model: Any, tmp_path: Path) -> None:
+def test_training_and_runtime_use_the_same_pixels(intensity: str, make_tiny_model: Any, tmp_path: Path) -> None:
     """The training cache's centre crop equals the finder's input and an explicit reading, for a narrow window."""
     from cbmir.labels import LabelSet
     from cbmir.manifest import Manifest, Row
@@ -138,7 +138,7 @@ def test_training_and_runtime_see_the_same(intensity: str, make_tiny_model: Any,
             finder.analyze(read_image(file, intensity=other.intensity))
 
 
-def test_a_gallery_is_built_by_the_cards_policy(make_tiny_model: Any, tmp_path: Path) -> None:
+def test_a_gallery_is_built_with_the_policy_of_the_card(make_tiny_model: Any, tmp_path: Path) -> None:
     from cbmir.labels import LabelSet
     from cbmir.manifest import Manifest, Row
     from cbmir.runtime import build_gallery, open_engine, open_gallery

@@ -22,7 +22,7 @@ def test_pixels_are_looked_up_and_replaced() -> None:
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-def test_contrast_is_that_of_all_pixels(inverted: bool) -> None:
+def test_contrast_depends_on_all_pixels(inverted: bool) -> None:
     """Compare with percentiles of all pixels, on images whose spread is near the limit and changes from row to row."""
     generator = np.random.default_rng(0)
     warned = 0
@@ -40,7 +40,7 @@ def test_contrast_is_that_of_all_pixels(inverted: bool) -> None:
     assert 20 < warned < 180
 
 
-def test_blank_is_said_of_the_grey_that_is_seen() -> None:
+def test_blank_images_are_detected_from_displayed_greys() -> None:
     with pytest.raises(BlankImageError, match="grey value 3 "):
         check_contrast(np.full((40, 40), 9, np.uint16), np.full(65536, 3, np.uint8), "image")
     nearly = np.zeros((40, 40), np.uint8)

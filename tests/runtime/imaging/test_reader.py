@@ -29,7 +29,7 @@ def encoded(image: Image.Image | NDArray[Any], kind: str = "PNG", **options: Any
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_8_bit_grey_is_read_as_it_is(kind: str, tmp_path: Path) -> None:
+def test_8_bit_grey_is_unchanged(kind: str, tmp_path: Path) -> None:
     data = encoded(RAMP, kind)
     path = tmp_path / "ramp.bin"
     path.write_bytes(data)
@@ -63,7 +63,7 @@ def test_big_endian_and_white_is_zero_tiff() -> None:
     assert np.array_equal(read_image(encoded(big, "TIFF")).pixels, expected)
 
 
-def test_little_contrast_warns_and_says_which_greys() -> None:
+def test_little_contrast_warns_with_the_range_of_greys() -> None:
     twelve_bits = np.linspace(0, 4095, SIDE * SIDE).astype(np.uint16).reshape(SIDE, SIDE)  # / 257 = 0..16
     nearly_blank = np.full((SIDE, SIDE), 100, np.uint8)
     nearly_blank[0, :20] = 255  # under 1%
@@ -125,7 +125,7 @@ def test_half_transparent_grey_is_half_as_bright() -> None:
     assert np.abs(pixels - RAMP * (128 / 255)).max() <= 1
 
 
-def test_hidden_colour_below_full_transparency_is_no_colour() -> None:
+def test_colour_of_transparent_pixels_is_ignored() -> None:
     image = np.dstack([RAMP, RAMP, RAMP, np.full_like(RAMP, 255)])
     image[:10] = (255, 0, 0, 0)
     assert read_image(encoded(image)).warnings == ()
@@ -193,7 +193,7 @@ def test_arrays() -> None:
         np.array("text"),
     ],
 )
-def test_other_arrays_are_refused(array: NDArray[Any]) -> None:
+def test_invalid_arrays_are_refused(array: NDArray[Any]) -> None:
     with pytest.raises(NotAnImageError, match=r"expected uint8 \[H,W\]"):
         read_image(array)
 
@@ -213,7 +213,7 @@ def test_other_types_are_refused(source: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(31, 40), (1, 1), (0, 0), (40, 161)])
-def test_sizes_out_of_limits(shape: tuple[int, int]) -> None:
+def test_sizes_beyond_the_limits(shape: tuple[int, int]) -> None:
     with pytest.raises(ImageSizeError, match=f"{shape[1]}x{shape[0]}"):
         read_image(np.zeros(shape, np.uint8))
 
@@ -225,7 +225,7 @@ def test_aspect_limit_is_inclusive() -> None:
 
 
 @pytest.mark.parametrize("side", [300, 20_000])
-def test_pixel_limit_holds_before_decoding(side: int) -> None:
+def test_the_pixel_limit_is_checked_before_decoding(side: int) -> None:
     """Only the header claims this size: decoding would find no pixels, and report damage."""
     data = bytearray(encoded(RAMP))
     data[16:24] = side.to_bytes(4, "big") * 2
@@ -234,7 +234,7 @@ def test_pixel_limit_holds_before_decoding(side: int) -> None:
         read_image(bytes(data), limits=ImageLimits(max_pixels=299 * 300))
 
 
-def test_limits_do_not_depend_on_the_global_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_do_not_depend_on_the_global_limit_of_pillow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
     for kind in ("PNG", "JPEG"):
         assert read_image(encoded(RAMP, kind)).pixels.shape == (SIDE, SIDE)
@@ -285,7 +285,7 @@ def test_other_content(data: bytes, found: str) -> None:
     assert "Müller" not in str(caught.value)
 
 
-def test_paths_that_hold_no_file(tmp_path: Path) -> None:
+def test_paths_without_a_file(tmp_path: Path) -> None:
     with pytest.raises(NotAnImageError, match="found a folder"):
         read_image(tmp_path)
     with pytest.raises(NotAnImageError, match="no such file"):
@@ -311,7 +311,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         read_image(path)
 
 
-def test_file_size_limit_holds_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_size_limit_is_checked_before_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "large.png"
     path.write_bytes(encoded(RAMP))
     limits = ImageLimits(max_bytes=path.stat().st_size - 1)
@@ -323,7 +323,7 @@ def test_file_size_limit_holds_before_reading(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF"])
-def test_cut_off_files_are_damaged(kind: str) -> None:
+def test_truncated_files_are_damaged(kind: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (200, 200), dtype=np.uint8)
     data = encoded(noise, kind)
     with pytest.raises(DamagedImageError, match=kind):
@@ -331,7 +331,7 @@ def test_cut_off_files_are_damaged(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "TIFF-LZW", "PNG-exif", "JPEG-exif", "PNG-16", "PNG-palette"])
-def test_damage_gives_nothing_but_image_errors(kind: str) -> None:
+def test_damage_only_raises_image_errors(kind: str) -> None:
     """Truncated files and flipped bytes give an image or an ImageError, and no warning (an error in these tests)."""
     image = Image.fromarray(RAMP)
     exif = Image.Exif()

@@ -29,5 +29,5 @@ def test_it_fits_a_square_and_is_never_enlarged(shape: tuple[int, int], side: in
     np.testing.assert_allclose(picture[0], np.linspace(0, 255, expected[1]), atol=6)
 
 
-def test_the_side_is_256_unless_told() -> None:
+def test_the_side_is_256_by_default() -> None:
     assert read(thumbnail_jpeg(np.full((512, 512), 99, np.uint8))).shape == (256, 256)

@@ -37,7 +37,7 @@ def shown(radiograph: Radiograph) -> NDArray[np.float64]:
         (SIGNED, {"WindowCenter": -100, "WindowWidth": 900}),
     ],
 )
-def test_values_by_their_window_are_the_picture(pixels: NDArray[Any], tags: dict[str, Any]) -> None:
+def test_windowed_values_agree_with_the_pixels(pixels: NDArray[Any], tags: dict[str, Any]) -> None:
     radiograph = read_image(make_dicom(pixels, **tags))
     assert np.abs(shown(radiograph) - radiograph.pixels).max() <= 0.5 + 1e-3
     for intensity in ("minmax", "percentile"):
@@ -62,7 +62,7 @@ def test_values_by_hand() -> None:
         {"VOILUTSequence": lut_sequence(0, list(range(4096)), 12)},
     ],
 )
-def test_what_no_linear_window_shows_has_no_values(tags: dict[str, Any]) -> None:
+def test_images_without_a_linear_window_have_no_values(tags: dict[str, Any]) -> None:
     assert read_image(make_dicom(**tags)).values is None
 
 
@@ -110,7 +110,7 @@ def test_spacing_by_hand(tags: dict[str, Any], expected: tuple[float, float, str
 
 
 @pytest.mark.parametrize("pair", [[0.2], [0.2, 0], [-0.1, -0.1], [0.1, 0.1, 0.1]])
-def test_a_spacing_that_is_none_is_left_out_with_a_warning(pair: list[float]) -> None:
+def test_an_invalid_spacing_is_left_out_with_a_warning(pair: list[float]) -> None:
     radiograph = read_image(make_dicom(ImagerPixelSpacing=pair))
     assert radiograph.spacing is None
     (warning,) = radiograph.warnings

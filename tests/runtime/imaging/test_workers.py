@@ -25,7 +25,7 @@ from cbmir.runtime.imaging.workers import AHEAD, FEW, work_through
 # A worker can only call importable functions, so these tests use Python's own.
 
 
-def test_order_and_a_bounded_number_ahead() -> None:
+def test_results_are_in_order_and_read_ahead_is_limited() -> None:
     taken = 0
 
     def source() -> Iterator[int]:
@@ -43,7 +43,7 @@ def test_order_and_a_bounded_number_ahead() -> None:
 
 
 @pytest.mark.parametrize(("count", "workers", "processes"), [(FEW - 1, None, 0), (FEW, None, 3), (5, 0, 0), (5, 2, 2)])
-def test_processes_are_started_where_they_pay(
+def test_processes_are_started_only_if_they_pay_off(
     monkeypatch: pytest.MonkeyPatch, count: int, workers: int | None, processes: int
 ) -> None:
     started: list[int] = []
@@ -64,7 +64,7 @@ def test_a_negative_number_of_workers_is_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_image_error_takes_its_place_and_any_other_ends_the_work(workers: int) -> None:
+def test_an_image_error_is_a_result_and_any_other_stops_the_work(workers: int) -> None:
     good = np.arange(64 * 64, dtype=np.uint16).reshape(64, 64) * 16
     first, second, third = work_through(read_image, [good, b"no image", good], workers=workers)
     assert isinstance(second, NotAnImageError)
@@ -75,7 +75,7 @@ def test_an_image_error_takes_its_place_and_any_other_ends_the_work(workers: int
         list(work_through(functools.partial(operator.truediv, 1), [1, 0], workers=workers))
 
 
-def test_workers_log_here_and_import_no_engine(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_log_to_this_process_and_import_no_engine(caplog: pytest.LogCaptureFixture) -> None:
     code = "(__import__('logging').getLogger('cbmir.x').warning('%d read', 3), __import__('warnings').warn('odd'), 5)"
     loaded = "__import__('cbmir.runtime.finder') and sorted(__import__('sys').modules)"
     with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from cbmir.runtime.gallery.build.merge import read_card
 from cbmir.runtime.models.catalog import MODELS, find_model, model_file
 
 
-def test_a_name_stands_for_a_file_unless_something_here_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_means_a_catalog_model_unless_a_path_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_model("starter") == find_model(Path("starter")) == model_file("starter")
     assert find_model("other.onnx") == Path("other.onnx")
@@ -28,7 +28,7 @@ def test_a_name_stands_for_a_file_unless_something_here_has_it(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_it_is_small_and_its_card_says_what_it_is(name: str) -> None:
+def test_a_model_is_small_and_described_by_its_card(name: str) -> None:
     assert model_file(name).stat().st_size < 15e6
     with open_engine(name, engine="onnxruntime") as engine:
         card = engine.card
@@ -43,7 +43,7 @@ def test_it_is_small_and_its_card_says_what_it_is(name: str) -> None:
     assert "/" not in json.dumps([card.training["manifest"], card.training["weights"]])
 
 
-def test_from_images_to_similar_images_without_torch(tiny_manifest: Path, tmp_path: Path) -> None:
+def test_similar_images_are_found_without_torch(tiny_manifest: Path, tmp_path: Path) -> None:
     script = f"""
 import sys
 from cbmir.cli import main
@@ -60,7 +60,7 @@ assert not {{"torch", "torchvision", "lightning", "pandas"}} & sys.modules.keys(
     assert "Neighbours, nearest first" in done.stdout
 
 
-def test_its_answers_are_those_of_the_day_it_was_made() -> None:
+def test_its_answers_have_not_changed() -> None:
     """The input is a grey ramp: a different file or preprocessing would change the answers."""
     ramp = np.linspace(0, 255, 200 * 200).reshape(200, 200).astype(np.uint8)
     with cbmir.load("starter", engine="onnxruntime") as finder:

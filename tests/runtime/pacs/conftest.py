@@ -76,7 +76,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], str]]:
 
 
 @pytest.fixture(autouse=True)
-def left_open() -> Iterator[None]:
+def _close_sockets() -> Iterator[None]:
     """Collect the sockets that pynetdicom, as an SCU, does not close after the peer has closed them."""
     yield
     with warnings.catch_warnings():
@@ -98,7 +98,7 @@ _SIOCSIFFLAGS, _IFF_UP_RUNNING = 0x8914, 0x41
 
 
 @pytest.fixture(scope="module")
-def own_network() -> Iterator[None]:
+def network_namespace() -> Iterator[None]:
     """A network namespace for this thread and the processes it starts, since Orthanc listens on all addresses."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -119,7 +119,7 @@ def own_network() -> Iterator[None]:
 
 
 @pytest.fixture
-def orthanc(own_network: None, require_pacs: Callable[..., None], tmp_path: Path) -> Iterator[Orthanc]:
+def orthanc(network_namespace: None, require_pacs: Callable[..., None], tmp_path: Path) -> Iterator[Orthanc]:
     """Debian's Orthanc with its DICOMweb plugin and an empty database, in a network namespace."""
     plugin = orthanc_plugin()
     require_pacs("Orthanc", "storescu", "dcmsend", "echoscu", str(plugin))

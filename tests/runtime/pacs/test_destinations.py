@@ -44,7 +44,7 @@ def test_addresses(text: str, expected: Address) -> None:
     "text", ["", "PACS", "PACS@host", "@host:104", "PACS@host:0", "PACS@host:65536", "PACS@:104", "A@b:c:104",
              "SEVENTEEN_LETTERS@host:104"],
 )  # fmt: skip
-def test_addresses_that_are_none(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(PacsError, match=r"expected an (address|AE title)"):
         Address.parse(text)
 
@@ -56,13 +56,13 @@ def test_results_are_stored(receiver: Receiver, results: list[ResultObject]) -> 
 
 
 @pytest.mark.parametrize("status", [0xB000, 0xB006, 0xB007])
-def test_a_warning_is_no_failure(receiver: Receiver, results: list[ResultObject], status: int) -> None:
+def test_a_warning_is_not_a_failure(receiver: Receiver, results: list[ResultObject], status: int) -> None:
     receiver.statuses.append(status)
     scu(receiver).send(results)
     assert len(receiver.objects) == 1
 
 
-def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list[ResultObject]) -> None:
+def test_existing_results_count_as_stored(receiver: Receiver, results: list[ResultObject]) -> None:
     """Duplicate SOP Instance: a process that then ended has already sent it. The remaining results are sent."""
     receiver.statuses.append(0x0111)
     scu(receiver).send(results)
@@ -70,7 +70,7 @@ def test_what_is_there_already_counts_as_taken(receiver: Receiver, results: list
 
 
 @pytest.mark.parametrize("status", [0xA900, 0xC000, 0x0122, 0x0124])
-def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: list[ResultObject], status: int) -> None:
+def test_a_refused_result_does_not_stop_the_rest(receiver: Receiver, results: list[ResultObject], status: int) -> None:
     receiver.statuses.append(status)
     with pytest.raises(DeliveryError, match=f":{receiver.port}: refused .* with status 0x{status:04X}") as raised:
         scu(receiver).send(results)
@@ -80,25 +80,25 @@ def test_what_is_refused_does_not_stop_the_rest(receiver: Receiver, results: lis
     assert len(receiver.objects) == 3
 
 
-def test_who_has_no_room_takes_nothing_now(receiver: Receiver, results: list[ResultObject]) -> None:
+def test_an_archive_without_space_is_retried_later(receiver: Receiver, results: list[ResultObject]) -> None:
     receiver.statuses.append(0xA700)
     with pytest.raises(DeliveryAwayError, match="with status 0xA700"):
         scu(receiver).send(results)
     assert receiver.objects == []
 
 
-def test_who_is_not_called_refuses(receiver: Receiver, results: list[ResultObject]) -> None:
+def test_a_wrong_called_ae_title_is_refused(receiver: Receiver, results: list[ResultObject]) -> None:
     with pytest.raises(DeliveryAwayError, match="refused the association"):
         scu(receiver, "OTHER").send(results)
 
 
-def test_who_is_away_is_not_reached(receiver: Receiver, results: list[ResultObject]) -> None:
+def test_an_archive_that_is_down_cannot_be_reached(receiver: Receiver, results: list[ResultObject]) -> None:
     away = StoreScu(Address("ARCHIVE", "127.0.0.1", 1))
     with pytest.raises(DeliveryAwayError, match="cannot be reached"):
         away.send(results)
 
 
-def test_who_takes_no_such_class_is_named(results: list[ResultObject]) -> None:
+def test_an_unsupported_class_is_named(results: list[ResultObject]) -> None:
     ae = AE(ae_title="ARCHIVE")
     ae.add_supported_context(CTImageStorage)
     server = ae.start_server(("127.0.0.1", 0), block=False)
@@ -111,7 +111,7 @@ def test_who_takes_no_such_class_is_named(results: list[ResultObject]) -> None:
         server.shutdown()
 
 
-def test_a_folder_keeps_one_file_a_result(tmp_path: Path, results: list[ResultObject]) -> None:
+def test_a_folder_keeps_one_file_per_result(tmp_path: Path, results: list[ResultObject]) -> None:
     folder = Folder(tmp_path / "results")
     folder.send(results)
     folder.send(results)
@@ -120,13 +120,13 @@ def test_a_folder_keeps_one_file_a_result(tmp_path: Path, results: list[ResultOb
     }  # fmt: skip
 
 
-def test_what_a_killed_process_left_half_written_goes(tmp_path: Path) -> None:
+def test_files_half_written_by_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".2.25.1.dcm.7.8.part").write_bytes(b"half")
     (tmp_path / "2.25.2.dcm").write_bytes(b"whole")
     assert [path.name for path in Folder(tmp_path).path.iterdir()] == ["2.25.2.dcm"]
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PacsError, match="cannot make the folder of results"):
         Folder(tmp_path / "file")

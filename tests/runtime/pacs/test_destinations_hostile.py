@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounded_socket, "STALL_TIMEOUT", 0.5)
     monkeypatch.setattr(destinations, "DIMSE_TIMEOUT", 1.0)
     monkeypatch.setattr(destinations, "ACSE_TIMEOUT", 1.0)
@@ -59,7 +59,7 @@ def gives_up(sender: StoreScu, data: bytes) -> str:
 
 
 @pytest.mark.parametrize("answer", [b"\4", b"\4\0\0\0\1\0\0", b"\4\0\xff\xff\xff\xff", b"\5\0\0\0\0\4"])
-def test_half_an_answer(short: None, radiograph: Callable[..., bytes], answer: bytes) -> None:
+def test_an_incomplete_answer(short_timeouts: None, radiograph: Callable[..., bytes], answer: bytes) -> None:
     done = threading.Event()
 
     def store(event: Any) -> int:
@@ -75,7 +75,7 @@ def test_half_an_answer(short: None, radiograph: Callable[..., bytes], answer: b
 
 
 def test_an_answer_without_an_end(
-    short: None, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+    short_timeouts: None, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends complete units, each in time, but no last one."""
     monkeypatch.setattr(destinations, "DELIVERY_TIMEOUT", 2.0)
@@ -93,7 +93,7 @@ def test_an_answer_without_an_end(
         assert "127.0.0.1" in gives_up(sender, radiograph())
 
 
-def test_an_archive_that_reads_nothing(short: None) -> None:
+def test_an_archive_that_reads_nothing(short_timeouts: None) -> None:
     done = threading.Event()
 
     def received(event: Any) -> None:

@@ -92,7 +92,7 @@ def studies(*uids: str, count: int | None = 2, day: str = "20260102") -> list[di
     return [{"0020000D": {"vr": "UI", "Value": [uid]}} | more for uid in uids]
 
 
-def test_studies_are_asked_for_by_day_and_modality(server: Server, web: DicomWeb) -> None:
+def test_studies_are_queried_by_day_and_modality(server: Server, web: DicomWeb) -> None:
     server.json("/dicom-web/studies", studies(STUDY))
     assert web.studies_since(date(2026, 1, 2), ("CR", "DX")) == {STUDY: StudyFound(date(2026, 1, 2), 2)}
     first = [path for path in server.asked if "offset=0" in path]
@@ -103,7 +103,7 @@ def test_studies_are_asked_for_by_day_and_modality(server: Server, web: DicomWeb
     assert web.studies_since(date(2026, 1, 2), ("CR",)) == {STUDY: StudyFound(None, None)}
 
 
-def test_instances_of_other_modalities_are_passed_over(server: Server, web: DicomWeb) -> None:
+def test_instances_of_other_modalities_are_skipped(server: Server, web: DicomWeb) -> None:
     series = [
         {"0020000E": {"Value": [f"{STUDY}.0"]}, "00080060": {"Value": ["CR"]}},
         {"0020000E": {"Value": [f"{STUDY}.7"]}, "00080060": {"Value": ["SR"]}},
@@ -117,7 +117,7 @@ def test_instances_of_other_modalities_are_passed_over(server: Server, web: Dico
 
 
 @pytest.mark.parametrize("data", [b"\r\n--edge", b"--edg", b"", b"\r\n\r\n" * 10, bytes(range(256)) * 5000])
-def test_a_file_is_retrieved_as_it_is(server: Server, web: DicomWeb, data: bytes) -> None:
+def test_a_file_is_retrieved_unchanged(server: Server, web: DicomWeb, data: bytes) -> None:
     path = f"/dicom-web/studies/{STUDY}/series/{STUDY}.0/instances/{STUDY}.1"
     server.answers[path] = multipart(data)
     if data == b"\r\n--edge":  # the boundary cannot occur in a part
@@ -127,11 +127,11 @@ def test_a_file_is_retrieved_as_it_is(server: Server, web: DicomWeb, data: bytes
     assert web.retrieve(INSTANCE, 10**7) == data
 
 
-def test_what_is_gone_is_passed_over(web: DicomWeb) -> None:
+def test_a_deleted_instance_is_not_retrieved(web: DicomWeb) -> None:
     assert web.retrieve(INSTANCE, 10**7) is None
 
 
-def test_a_file_that_is_too_long_is_not_taken(server: Server, web: DicomWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_too_long_is_refused(server: Server, web: DicomWeb, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dicomweb, "_HEADERS_SIZE", 1000)
     server.answers["/"] = multipart(bytes(5000))
     with pytest.raises(ImageSizeError, match="at most 2,000 bytes"):
@@ -151,7 +151,7 @@ def test_results_are_stored(server: Server, web: DicomWeb, radiograph: Callable[
     assert len(server.posted) == 1
 
 
-def test_results_that_are_refused_are_told(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
+def test_refused_results_are_reported(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
     for status in (200, 202, 409):
         server.json("/dicom-web/studies", failures(0x0110), status=status)
         with pytest.raises(DeliveryError, match=r"refused 1 of 1 results \(reason 0x0110\)"):
@@ -164,7 +164,7 @@ def test_results_that_are_refused_are_told(server: Server, web: DicomWeb, radiog
         web.send([ResultObject("sr", "", radiograph())])
 
 
-def test_who_takes_nothing_now_is_away(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
+def test_a_server_without_space_is_away(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
     for answer, status in ((failures(0xA701), 409), ({}, 503)):
         server.json("/dicom-web/studies", answer, status=status)
         with pytest.raises(DeliveryAwayError):
@@ -176,9 +176,7 @@ def failures(*reasons: int) -> dict[str, Any]:
     return {"00081198": {"vr": "SQ", "Value": [{"00081197": {"vr": "US", "Value": [reason]}} for reason in reasons]}}
 
 
-def test_results_that_are_there_already_are_stored(
-    server: Server, web: DicomWeb, radiograph: Callable[..., bytes]
-) -> None:
+def test_existing_results_count_as_stored(server: Server, web: DicomWeb, radiograph: Callable[..., bytes]) -> None:
     """A process may have ended between sending and recording it."""
     results = [ResultObject("sr", "", radiograph(1)), ResultObject("sc", "", radiograph(2))]
     server.json("/dicom-web/studies", failures(0x0111, 45070), status=409)
@@ -189,7 +187,7 @@ def test_results_that_are_there_already_are_stored(
 
 
 @pytest.mark.parametrize("status", [401, 403, 500, 503])
-def test_errors_tell_the_server_and_no_uid(server: Server, web: DicomWeb, status: int) -> None:
+def test_errors_name_the_server_but_no_uid(server: Server, web: DicomWeb, status: int) -> None:
     server.answers["/"] = (status, "text/plain", PLANTED[0].encode())
     for ask in (
         lambda: web.instances(STUDY, ("CR",)), lambda: web.retrieve(INSTANCE, 10),
@@ -203,7 +201,7 @@ def test_errors_tell_the_server_and_no_uid(server: Server, web: DicomWeb, status
         assert caught.value.__suppress_context__
 
 
-def test_answers_that_make_no_sense_are_told(server: Server, web: DicomWeb) -> None:
+def test_invalid_answers_are_reported(server: Server, web: DicomWeb) -> None:
     for kind, body in (
         ("application/dicom+json", b"<html>"),
         ("application/dicom+json", b'["' + STUDY.encode() + b'"]'),
@@ -217,7 +215,7 @@ def test_answers_that_make_no_sense_are_told(server: Server, web: DicomWeb) -> N
         web.retrieve(INSTANCE, 10**7)
 
 
-def test_a_server_that_is_away_is_told() -> None:
+def test_an_unreachable_server_is_reported() -> None:
     web = DicomWeb("http://127.0.0.1:1/dicom-web")
     with pytest.raises(PacsAwayError, match="cannot search for series: ConnectionError"):
         web.instances(STUDY, ("CR",))
@@ -235,7 +233,7 @@ def test_a_server_that_does_not_answer_in_time_is_away(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("open_url", [DicomWeb, OrthancRest])
 @pytest.mark.parametrize("url", ["", "localhost:8042", "ftp://host/", "http://", "http://[", "http://host:SECRET"])
-def test_what_is_no_url_is_told(open_url: Callable[[str], Any], url: str) -> None:
+def test_invalid_urls_are_refused(open_url: Callable[[str], Any], url: str) -> None:
     with pytest.raises(PacsError, match="expected the URL") as caught:
         open_url(url)
     assert "SECRET" not in str(caught.value)
@@ -243,7 +241,7 @@ def test_what_is_no_url_is_told(open_url: Callable[[str], Any], url: str) -> Non
 
 @pytest.mark.parametrize("open_url", [DicomWeb, OrthancRest])
 @pytest.mark.parametrize("begin", ["http://", "https://", "ftp://", "http:/", "", "http://["])
-def test_credentials_in_a_url_are_refused_and_not_told(open_url: Callable[[str], Any], begin: str) -> None:
+def test_credentials_in_a_url_are_refused_and_not_shown(open_url: Callable[[str], Any], begin: str) -> None:
     with pytest.raises(PacsError, match="netrc") as caught:
         open_url(f"{begin}user:SECRET@pacs.example/dicom-web")
     assert "SECRET" not in str(caught.value) and "user" not in str(caught.value)

@@ -125,7 +125,7 @@ def test_a_server_that_ignores_the_offset_is_asked_twice(
     assert '"level": "error"' in log() and "the server returns the same studies again for every offset" in log()
 
 
-def test_a_full_page_that_comes_again_is_an_error(hostile: Hostile, web: DicomWeb) -> None:
+def test_a_repeated_full_page_is_an_error(hostile: Hostile, web: DicomWeb) -> None:
     """There may be more results, with no way to get them."""
     hostile.behave = lambda request: reply(request, [study(number) for number in range(200)])
     with pytest.raises(PacsError, match="the same studies again"):
@@ -149,7 +149,7 @@ def test_a_list_that_never_ends_is_an_error(hostile: Hostile, web: DicomWeb, mon
     assert len(hostile.asked) < 10
 
 
-def test_what_is_no_uid_is_passed_over(hostile: Hostile, web: DicomWeb, log: Callable[[], str]) -> None:
+def test_invalid_uids_are_skipped(hostile: Hostile, web: DicomWeb, log: Callable[[], str]) -> None:
     """It would become part of a URL."""
     pages = [[study(1), {"0020000D": {"Value": ["../../admin"]}}, {}], []]
     hostile.behave = lambda request: reply(request, pages.pop(0))
@@ -157,7 +157,7 @@ def test_what_is_no_uid_is_passed_over(hostile: Hostile, web: DicomWeb, log: Cal
     assert '"count": 2' in log()
 
 
-def test_a_study_of_too_many_instances_is_an_error(
+def test_a_study_with_too_many_instances_is_an_error(
     hostile: Hostile, web: DicomWeb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dicomweb, "MOST_INSTANCES", 5)
@@ -173,14 +173,14 @@ def test_a_study_of_too_many_instances_is_an_error(
         web.instances("1.2", ("CR",))
 
 
-def test_a_change_feed_that_stays_where_it_is_is_an_error(hostile: Hostile, rest: OrthancRest) -> None:
+def test_a_change_feed_that_does_not_advance_is_an_error(hostile: Hostile, rest: OrthancRest) -> None:
     hostile.behave = lambda request: reply(request, {"Changes": [], "Last": 7, "Done": False})
     with pytest.raises(PacsError, match="continue from 7"):
         rest.changes(7)
 
 
 @pytest.mark.parametrize("ids", [["../system"], ["a" * 100], [str(number) for number in range(30)], [1]])
-def test_changes_that_orthanc_would_not_tell_are_an_error(hostile: Hostile, rest: OrthancRest, ids: list[Any]) -> None:
+def test_invalid_changes_are_an_error(hostile: Hostile, rest: OrthancRest, ids: list[Any]) -> None:
     changes = [{"ChangeType": "StableStudy", "ID": each} for each in ids]
     hostile.behave = lambda request: reply(request, {"Changes": changes, "Last": 7, "Done": True})
     with pytest.raises(PacsError, match="does not follow the standard"):
@@ -202,7 +202,7 @@ Ask = Callable[[DicomWeb, OrthancRest], Any]
 
 
 @pytest.mark.parametrize("ask", ASK.values(), ids=ASK)
-def test_an_endless_answer_is_not_taken(
+def test_an_endless_answer_is_an_error(
     hostile: Hostile, web: DicomWeb, rest: OrthancRest, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "MOST_BYTES", 10_000)
@@ -225,7 +225,7 @@ def test_an_endless_answer_is_not_taken(
     "body",
     [b"[" * 200_000, b'{"Changes": [], "Last": 1e999, "Done": true, "00081198": 7, "0020000D": 7}', b"1", b"\xff"],
 )
-def test_json_that_makes_no_sense_is_an_error(
+def test_json_of_an_unexpected_form_is_an_error(
     hostile: Hostile, web: DicomWeb, rest: OrthancRest, ask: Ask, body: bytes
 ) -> None:
     hostile.behave = lambda request: reply(request, body)
@@ -233,7 +233,7 @@ def test_json_that_makes_no_sense_is_an_error(
         ask(web, rest)
 
 
-def test_what_is_packed_is_not_unpacked(hostile: Hostile, web: DicomWeb) -> None:
+def test_compressed_answers_are_refused(hostile: Hostile, web: DicomWeb) -> None:
     def behave(request: BaseHTTPRequestHandler) -> None:
         request.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 2\r\n\r\n[]")
 
@@ -254,7 +254,7 @@ HEADS = {
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("ask", [ASK["studies"], ASK["file"], ASK["results"], ASK["changes"]])
-def test_an_answer_that_drips_ends_at_its_deadline(
+def test_a_trickling_answer_ends_at_its_deadline(
     hostile: Hostile, web: DicomWeb, rest: OrthancRest, head: bytes, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each byte arrives in time, but the answer does not."""
@@ -267,7 +267,7 @@ def test_an_answer_that_drips_ends_at_its_deadline(
 
 @pytest.mark.parametrize("head", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("kind", ["orthanc", "dicomweb"])
-def test_stopping_breaks_off_an_answer_that_drips(
+def test_stopping_aborts_a_trickling_answer(
     hostile: Hostile, web: DicomWeb, rest: OrthancRest, intake: Intake, kind: str, head: bytes, log: Callable[[], str]
 ) -> None:
     hostile.behave = lambda request: hostile.drip(request, head)
@@ -282,7 +282,7 @@ def test_stopping_breaks_off_an_answer_that_drips(
         web.instances("1.2", ("CR",))
 
 
-def test_stopping_breaks_off_a_tls_handshake(intake: Intake) -> None:
+def test_stopping_aborts_a_tls_handshake(intake: Intake) -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
         DicomWeb(f"https://127.0.0.1:{silent.getsockname()[1]}") as web,
@@ -316,5 +316,5 @@ def test_json_that_is_damaged_or_nested_too_deeply(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("body", [b'["\\ud800"]', b'\xef\xbb\xbf["a"]', b""])
-def test_json_as_servers_write_it(body: bytes) -> None:
+def test_json_in_other_encodings(body: bytes) -> None:
     assert PeerAnswer(200, "application/json", body).json() in (["\ud800"], ["a"], None)

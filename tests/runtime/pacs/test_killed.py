@@ -46,7 +46,7 @@ setattr(kind, {method!r}, killed)
 @pytest.mark.parametrize(
     "point", [p if p in IN_CI else pytest.param(p, marks=pytest.mark.release) for p in POINTS], ids=lambda p: p
 )
-def test_killed_at(
+def test_a_killed_process_loses_nothing(
     point: str, receiver: Receiver, radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path
 ) -> None:
     options = [

@@ -34,7 +34,7 @@ def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
 # -- Orthanc's change feed
 
 
-def test_it_begins_from_now_on(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
+def test_it_begins_with_new_changes(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
     archive.add(radiograph(1))
     feed = OrthancChanges(archive, archive, intake)
     assert feed.poll() is False
@@ -43,7 +43,7 @@ def test_it_begins_from_now_on(archive: Any, intake: Intake, radiograph: Callabl
     assert len(intake.queue) == 1
 
 
-def test_it_begins_where_it_is_told_to_and_goes_on_from_there(
+def test_it_begins_at_a_given_change_and_continues_from_there(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
     for study in (1, 2, 3):
@@ -65,7 +65,7 @@ def test_another_database_is_noticed(archive: Any, intake: Intake, radiograph: C
         feed.poll()
 
 
-def test_a_full_queue_is_waited_for(
+def test_it_waits_for_a_full_queue(
     archive: Any, intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes]
 ) -> None:
     for study in range(1, 5):
@@ -81,9 +81,7 @@ def test_a_full_queue_is_waited_for(
     assert [queue.knows(f"{PLANTED[2]}.{study}.1") for study in range(1, 5)] == [True] * 4
 
 
-def test_what_was_deleted_meanwhile_is_passed_over(
-    archive: Any, intake: Intake, radiograph: Callable[..., bytes]
-) -> None:
+def test_deleted_instances_are_skipped(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
     archive.files.pop(archive.add(radiograph(1)))
     gone = archive.add(radiograph(2))
     archive.retrieve = lambda found, max_bytes: None
@@ -92,7 +90,7 @@ def test_what_was_deleted_meanwhile_is_passed_over(
     assert gone in archive.files
 
 
-def test_damaged_files_and_other_classes_are_passed_over(
+def test_damaged_files_and_other_classes_are_skipped(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], log: Callable[[], str]
 ) -> None:
     study = archive.add(radiograph(1))
@@ -110,7 +108,7 @@ def test_damaged_files_and_other_classes_are_passed_over(
 # -- QIDO polling
 
 
-def test_a_study_is_looked_at_when_it_stands_still(
+def test_a_study_is_read_when_it_has_stopped_growing(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
     feed = QidoPolling(archive, intake, since=date(2026, 1, 1), today=lambda: date(2026, 1, 2))
@@ -129,7 +127,7 @@ def test_a_study_is_looked_at_when_it_stands_still(
     assert len(intake.queue) == 3
 
 
-def test_a_server_that_does_not_count_is_looked_at_each_time(
+def test_studies_without_a_count_are_read_at_each_poll(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
     archive.studies_since = lambda first, modalities: dict.fromkeys(archive.files, StudyFound(None, None))
@@ -143,7 +141,7 @@ def test_a_server_that_does_not_count_is_looked_at_each_time(
     assert len(intake.queue) == 2
 
 
-def test_it_asks_for_the_last_days_once_it_has_caught_up(
+def test_it_queries_the_last_days_once_it_has_caught_up(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
     today = date(2026, 3, 10)
@@ -157,7 +155,7 @@ def test_it_asks_for_the_last_days_once_it_has_caught_up(
     assert intake.queue.knows(f"{PLANTED[2]}.1.1")
 
 
-def test_it_goes_on_where_it_was_left(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
+def test_it_continues_where_it_stopped(archive: Any, intake: Intake, radiograph: Callable[..., bytes]) -> None:
     """After a stop on Friday and a start on Monday, studies from the weekend are found."""
     friday, monday = date(2026, 3, 6), date(2026, 3, 9)
     QidoPolling(archive, intake, today=lambda: friday).poll()
@@ -171,7 +169,7 @@ def test_it_goes_on_where_it_was_left(archive: Any, intake: Intake, radiograph: 
     assert archive.asked_since[-1] == date(2026, 1, 1)
 
 
-def test_what_is_left_is_looked_at_before_the_server_is_asked_again(
+def test_remaining_studies_are_read_before_the_next_query(
     archive: Any, intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes]
 ) -> None:
     feed = QidoPolling(archive, intake, since=date(2026, 1, 1))
@@ -216,7 +214,7 @@ class Feed:
         return bool(answer)
 
 
-def test_it_goes_on_whatever_the_pacs_answers(log: Callable[[], str]) -> None:
+def test_it_continues_whatever_the_pacs_answers(log: Callable[[], str]) -> None:
     feed = Feed(PacsError("away"), True, QueueFullError("full"), RuntimeError(PLANTED[0]), True, False)
     followed = Follower(feed, interval=0.01)
     followed.start()
@@ -234,7 +232,7 @@ def test_stopping_does_not_wait_for_the_next_poll() -> None:
     Follower(Feed()).stop()  # never started
 
 
-def test_stopping_is_told_to_the_poll_that_is_under_way() -> None:
+def test_stopping_reaches_a_running_poll() -> None:
     begun = threading.Event()
 
     class Busy(Feed):

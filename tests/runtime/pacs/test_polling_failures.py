@@ -52,7 +52,7 @@ def bad_study(archive: Any, radiograph: Callable[..., bytes]) -> tuple[str, str]
     return study, f"{PLANTED[2]}.1.1"
 
 
-def test_a_study_that_cannot_be_read_is_passed_over_in_the_end(
+def test_an_unreadable_study_is_skipped_after_some_tries(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
     """An archive may answer 500 for one object: the rest of the study and of the archive is read at once."""
@@ -71,7 +71,7 @@ def test_a_study_that_cannot_be_read_is_passed_over_in_the_end(
         assert intake.queue.knows(instance) is (instance != bad)
 
 
-def test_a_study_that_can_be_read_again_is(
+def test_a_study_that_becomes_readable_is_read(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf
 ) -> None:
     study, bad = bad_study(archive, radiograph)
@@ -87,7 +87,7 @@ def test_a_study_that_can_be_read_again_is(
     assert intake.queue.knows(bad)
 
 
-def test_a_pacs_that_is_away_is_waited_for(
+def test_it_waits_for_a_pacs_that_is_down(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf
 ) -> None:
     """Nothing is skipped, however long it takes."""
@@ -106,7 +106,7 @@ def test_a_pacs_that_is_away_is_waited_for(
     assert len(intake.queue) == 3
 
 
-def test_a_server_that_fails_for_everything_tells_nothing_of_a_study(
+def test_a_server_that_always_fails_does_not_skip_studies(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
     """A server whose disk or plugin is missing may answer everything with 500 or 404."""
@@ -126,7 +126,7 @@ def test_a_server_that_fails_for_everything_tells_nothing_of_a_study(
     assert len(intake.queue) == 2
 
 
-def test_one_study_that_is_refused_or_not_answered_holds_up_no_other(
+def test_a_refused_or_unanswered_study_does_not_delay_others(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, log: Callable[[], str]
 ) -> None:
     """A server may answer 403 for some studies, or not in time."""
@@ -140,7 +140,7 @@ def test_one_study_that_is_refused_or_not_answered_holds_up_no_other(
     assert log().count("skipped") == 1
 
 
-def test_tries_lie_ever_further_apart(
+def test_delays_between_tries_grow(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], feed_of: FeedOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, bad = bad_study(archive, radiograph)
@@ -154,7 +154,7 @@ def test_tries_lie_ever_further_apart(
     assert tries[2:] == [1, 1, 2, 2, 3, 3]
 
 
-def test_orthancs_feed_is_read_on_beyond_what_cannot_be_read(
+def test_the_feed_of_orthanc_continues_past_an_unreadable_study(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes]
 ) -> None:
     """After a restart it is read again from before that study, unless the study was skipped."""
@@ -177,7 +177,7 @@ def test_orthancs_feed_is_read_on_beyond_what_cannot_be_read(
     assert not intake.queue.knows(f"{PLANTED[2]}.2.1")
 
 
-def test_orthancs_feed_is_not_read_on_beyond_many(
+def test_the_feed_of_orthanc_stops_at_many_unreadable_studies(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(polling, "_MOST_PENDING", 2)
@@ -230,7 +230,7 @@ def test_an_image_that_is_too_large_is_passed_over(
     assert "found more" in log()
 
 
-def test_a_queue_that_fails_tells_nothing_of_a_study(
+def test_a_failing_queue_does_not_skip_studies(
     archive: Any, intake: Intake, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a study would be skipped because the disk failed."""

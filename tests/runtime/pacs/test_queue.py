@@ -23,7 +23,7 @@ from queue_rig import MODEL, OTHER, Clock, arrival, claimed, put, reopened, spoo
 # -- accepting files
 
 
-def test_what_was_put_is_given_out(queue: DurableQueue, clock: Clock) -> None:
+def test_a_stored_job_is_claimed(queue: DurableQueue, clock: Clock) -> None:
     assert put(queue)
     clock.now += 2
     job = claimed(queue)
@@ -37,7 +37,7 @@ def test_what_was_put_is_given_out(queue: DurableQueue, clock: Clock) -> None:
     assert spooled(queue) == []
 
 
-def test_what_was_put_is_on_disk(queue: DurableQueue, clock: Clock, tmp_path: Path) -> None:
+def test_a_stored_job_is_on_disk(queue: DurableQueue, clock: Clock, tmp_path: Path) -> None:
     """As after a power failure when `put` returns: a copy of the folder is complete."""
     put(queue)
     shutil.copytree(queue.folder, tmp_path / "copy")
@@ -66,7 +66,7 @@ def test_the_file_and_its_name_are_synced_before_the_row(queue: DurableQueue, mo
     assert level == 2  # FULL: a commit is on disk when it returns
 
 
-def test_a_full_queue_takes_no_more(queue: DurableQueue, clock: Clock) -> None:
+def test_a_full_queue_refuses_more(queue: DurableQueue, clock: Clock) -> None:
     for image in range(5):
         assert put(queue, image=image)
     with pytest.raises(QueueFullError, match="holds 5 files"):
@@ -121,7 +121,7 @@ def test_a_disk_that_fills_while_writing(queue: DurableQueue, monkeypatch: pytes
 # -- known files
 
 
-def test_the_same_file_is_taken_once(queue: DurableQueue, clock: Clock) -> None:
+def test_the_same_file_is_queued_once(queue: DurableQueue, clock: Clock) -> None:
     assert put(queue)
     assert not put(queue)
     clock.now += 2
@@ -132,7 +132,7 @@ def test_the_same_file_is_taken_once(queue: DurableQueue, clock: Clock) -> None:
     assert put(queue, data=b"another content of the same UID")
 
 
-def test_it_is_the_same_file_whichever_way_it_came(queue: DurableQueue) -> None:
+def test_the_same_file_from_different_sources_is_queued_once(queue: DurableQueue) -> None:
     """Preamble and File Meta Information depend on the sender."""
     meta = b"\x02\x00\x10\x00UI\x04\x001.2\x00"
     length = b"\x02\x00\x00\x00UL\x04\x00" + len(meta).to_bytes(4, "little")
@@ -142,7 +142,7 @@ def test_it_is_the_same_file_whichever_way_it_came(queue: DurableQueue) -> None:
     assert put(queue, data=bytes(128) + b"DICM" + length + meta + b"another set")
 
 
-def test_another_model_answers_anew(queue: DurableQueue, clock: Clock) -> None:
+def test_another_model_analyses_again(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     queue.done(claimed(queue), MODEL, "2.25.1")
@@ -155,7 +155,7 @@ def test_another_model_answers_anew(queue: DurableQueue, clock: Clock) -> None:
     assert queue.predecessor(replace(job, study_instance_uid="1.2"), OTHER) == ""  # moved to another study
 
 
-def test_knows_by_uid(queue: DurableQueue, clock: Clock) -> None:
+def test_knows_files_by_uid(queue: DurableQueue, clock: Clock) -> None:
     uid = arrival().sop_instance_uid
     assert not queue.knows(uid)
     put(queue)
@@ -167,7 +167,9 @@ def test_knows_by_uid(queue: DurableQueue, clock: Clock) -> None:
     assert not queue.knows(arrival(2).sop_instance_uid)
 
 
-def test_only_so_many_are_remembered(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_jobs_is_limited(
+    queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_module, "REMEMBERED", 2)
     for image in range(4):
         put(queue, image=image)
@@ -176,7 +178,7 @@ def test_only_so_many_are_remembered(queue: DurableQueue, clock: Clock, monkeypa
     assert [queue.knows(arrival(image=image).sop_instance_uid) for image in range(4)] == [False, False, True, True]
 
 
-def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, clock: Clock) -> None:
+def test_refusals_are_remembered_only_by_this_process(queue: DurableQueue, clock: Clock) -> None:
     """The next process may be configured to accept it."""
     uid = arrival().sop_instance_uid
     put(queue)
@@ -193,7 +195,9 @@ def test_what_was_refused_is_known_to_this_process_alone(queue: DurableQueue, cl
         assert put(again)
 
 
-def test_only_so_many_refusals_are_known(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_refusals_is_limited(
+    queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_module, "PASSED_OVER", 1)
     for image in range(2):
         put(queue, image=image)
@@ -203,7 +207,7 @@ def test_only_so_many_refusals_are_known(queue: DurableQueue, clock: Clock, monk
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_nothing_of_the_patient_stays_when_it_is_done(queue: DurableQueue, clock: Clock, *, closed: bool) -> None:
+def test_finished_jobs_leave_no_patient_data(queue: DurableQueue, clock: Clock, *, closed: bool) -> None:
     put(queue, data=PLANTED[0].encode())
     clock.now += 2
     job = claimed(queue)
@@ -234,7 +238,7 @@ def test_a_study_is_due_when_it_is_quiet(queue: DurableQueue, clock: Clock) -> N
     }  # fmt: skip
 
 
-def test_a_study_that_never_gets_quiet_is_begun(tmp_path: Path, clock: Clock) -> None:
+def test_a_study_that_never_becomes_quiet_is_started(tmp_path: Path, clock: Clock) -> None:
     with DurableQueue(tmp_path / "queue", 1000, quiet=2, clock=clock) as queue:
         image = 0
         while queue.claim() is None:
@@ -244,7 +248,7 @@ def test_a_study_that_never_gets_quiet_is_begun(tmp_path: Path, clock: Clock) ->
         assert image == PATIENCE * 2
 
 
-def test_an_arrival_does_not_hurry_or_delay_a_retry(queue: DurableQueue, clock: Clock) -> None:
+def test_an_arrival_does_not_change_the_time_of_a_retry(queue: DurableQueue, clock: Clock) -> None:
     put(queue, image=1)
     clock.now += 2
     assert queue.failed(claimed(queue), "no answer") == 10
@@ -255,7 +259,7 @@ def test_an_arrival_does_not_hurry_or_delay_a_retry(queue: DurableQueue, clock: 
     assert claimed(queue).sop_instance_uid == arrival(image=1).sop_instance_uid
 
 
-def test_a_waiting_thread_hears_of_a_new_job(tmp_path: Path) -> None:
+def test_a_waiting_thread_is_woken_by_a_new_job(tmp_path: Path) -> None:
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:
         got: list[Job | None] = []
         thread = threading.Thread(target=lambda: got.append(queue.claim(wait=60)))
@@ -265,7 +269,7 @@ def test_a_waiting_thread_hears_of_a_new_job(tmp_path: Path) -> None:
         assert got[0] is not None
 
 
-def test_stop_lets_waiting_threads_go_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_stop_releases_waiting_threads_and_keeps_jobs(tmp_path: Path) -> None:
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:
         got: list[Job | None] = []
         thread = threading.Thread(target=lambda: got.append(queue.claim(wait=60)))
@@ -297,9 +301,7 @@ def test_each_job_is_given_to_one_thread(tmp_path: Path) -> None:
         assert len(got) == len(set(got)) == 40
 
 
-def test_a_uid_that_comes_again_with_other_content_is_told(
-    queue: DurableQueue, clock: Clock, log: Callable[[], str]
-) -> None:
+def test_a_reused_uid_with_other_content_is_reported(queue: DurableQueue, clock: Clock, log: Callable[[], str]) -> None:
     """While the first one waits, after its answer, and in the next process. The same content is no conflict."""
     same = Arrival("1.2.3", "1.2", "SENDER")
     queue.put(b"first", same, MODEL)

@@ -18,7 +18,7 @@ from cbmir.runtime.pacs.queue import DurableQueue
 from queue_rig import MODEL, Clock, claimed, put, reopened, spooled, timed_queue
 
 
-def test_what_was_worked_on_is_claimed_anew(queue: DurableQueue, clock: Clock) -> None:
+def test_unfinished_jobs_are_claimed_again(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     claimed(queue)
@@ -45,7 +45,7 @@ def test_results_are_kept_as_they_were_made(queue: DurableQueue, clock: Clock) -
         assert again.kept(job) == []
 
 
-def test_a_file_that_ends_the_process_is_given_up(queue: DurableQueue, clock: Clock) -> None:
+def test_a_file_that_crashes_the_process_is_given_up(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     for _ in range(3):
@@ -57,13 +57,13 @@ def test_a_file_that_ends_the_process_is_given_up(queue: DurableQueue, clock: Cl
     queue.close()
 
 
-def test_what_was_never_acknowledged_goes(queue: DurableQueue, clock: Clock) -> None:
+def test_unacknowledged_files_are_deleted(queue: DurableQueue, clock: Clock) -> None:
     (queue.folder / SPOOL / "half.dcm").write_bytes(b"half a fi")
     with reopened(queue, clock) as again:
         assert spooled(again) == []
 
 
-def test_a_burial_that_was_cut_off_is_ended(queue: DurableQueue, clock: Clock) -> None:
+def test_an_interrupted_dead_letter_is_completed(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     (file,) = spooled(queue)
     (queue.folder / DEAD_LETTERS / f"{file.stem}.json").write_text("{}")
@@ -72,7 +72,7 @@ def test_a_burial_that_was_cut_off_is_ended(queue: DurableQueue, clock: Clock) -
         assert (len(again), again.state()["dead_letters"]) == (0, 1)
 
 
-def test_a_burial_that_was_cut_off_before_is_begun_anew(queue: DurableQueue, clock: Clock) -> None:
+def test_a_dead_letter_interrupted_before_the_move_stays_queued(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     (file,) = spooled(queue)
     (queue.folder / DEAD_LETTERS / f"{file.stem}.json").write_text("{}")
@@ -88,7 +88,7 @@ def test_marks_are_kept(queue: DurableQueue, clock: Clock) -> None:
         assert again.marked("changes") == "7"
 
 
-def test_one_process_has_it(queue: DurableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_one_process_may_open_it(queue: DurableQueue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "WAIT", 0.05)
     with pytest.raises(QueueError, match="another process uses this queue"):
         DurableQueue(queue.folder)
@@ -113,7 +113,7 @@ def test_a_queue_of_other_tables_is_refused(tmp_path: Path) -> None:
         DurableQueue(tmp_path / "queue")
 
 
-def test_it_is_its_owners_alone(queue: DurableQueue) -> None:
+def test_it_is_readable_only_by_its_owner(queue: DurableQueue) -> None:
     put(queue)
     assert all(path.stat().st_mode & 0o077 == 0 for path in (queue.folder, *queue.folder.rglob("*")))
 
@@ -144,7 +144,7 @@ def killed_while_putting(folder: Path, after: int) -> int:
 
 
 @pytest.mark.parametrize("after", [0, 7, pytest.param(500, marks=pytest.mark.release)])
-def test_sigkill_loses_nothing_that_was_acknowledged(tmp_path: Path, after: int) -> None:
+def test_sigkill_loses_no_acknowledged_file(tmp_path: Path, after: int) -> None:
     last = killed_while_putting(tmp_path / "queue", after)
     assert last >= after
     with DurableQueue(tmp_path / "queue", quiet=0) as queue:

@@ -16,7 +16,7 @@ from pacs_rig import PLANTED
 from queue_rig import MODEL, Clock, claimed, put, reopened, spooled
 
 
-def test_retries_come_ever_later_and_end_as_a_dead_letter(queue: DurableQueue, clock: Clock) -> None:
+def test_delays_grow_until_a_job_is_a_dead_letter(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     for attempt, delay in enumerate((10, 20), 1):
@@ -37,7 +37,7 @@ def test_retries_come_ever_later_and_end_as_a_dead_letter(queue: DurableQueue, c
     assert put(queue)  # sent again, it is accepted
 
 
-def test_who_is_away_is_not_asked_by_each(queue: DurableQueue, clock: Clock) -> None:
+def test_sending_pauses_while_an_archive_is_down(queue: DurableQueue, clock: Clock) -> None:
     """Failed jobs are retried with growing delays, finished results wait until the pause ends, the rest continues."""
     for image in (1, 2, 3):
         put(queue, image=image)
@@ -77,7 +77,7 @@ def test_a_thread_waits_for_the_end_of_a_pause(tmp_path: Path) -> None:
         assert queue.claim(wait=60) is not None
 
 
-def test_results_are_sent_for_days(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sending_is_retried_for_days(queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     day = 86400.0
     assert day * 7 == queue_module.SENDING
     monkeypatch.setattr(queue_module, "SENDING", day)
@@ -100,7 +100,7 @@ def test_results_are_sent_for_days(queue: DurableQueue, clock: Clock, monkeypatc
     assert "put off for 1 days: it is away" in next((queue.folder / DEAD_LETTERS).glob("*.json")).read_text()
 
 
-def test_the_days_when_it_was_off_do_not_count(queue: DurableQueue, clock: Clock) -> None:
+def test_days_without_a_running_process_do_not_count(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     queue.keep(claimed(queue), [], MODEL)
@@ -110,7 +110,7 @@ def test_the_days_when_it_was_off_do_not_count(queue: DurableQueue, clock: Clock
         assert (len(again), again.state()["dead_letters"]) == (1, 0)
 
 
-def test_what_is_held_back_uses_no_attempt_up(queue: DurableQueue, clock: Clock) -> None:
+def test_holding_back_uses_no_attempt(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     clock.now += 2
     job = claimed(queue)
@@ -130,7 +130,7 @@ def test_a_job_that_is_released_is_claimed_again(queue: DurableQueue, clock: Clo
     assert claimed(queue) == replace(job, attempts=2)
 
 
-def test_how_it_does(queue: DurableQueue, clock: Clock) -> None:
+def test_state(queue: DurableQueue, clock: Clock) -> None:
     assert queue.state() == {
         "waiting": 0,
         "unsent": 0,
@@ -155,7 +155,7 @@ def test_how_it_does(queue: DurableQueue, clock: Clock) -> None:
     }
 
 
-def test_delays_have_an_end(tmp_path: Path, clock: Clock) -> None:
+def test_delays_are_limited(tmp_path: Path, clock: Clock) -> None:
     with DurableQueue(tmp_path / "queue", quiet=0, attempts=100, first_delay=10, clock=clock) as queue:
         put(queue)
         for _ in range(50):

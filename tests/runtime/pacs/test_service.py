@@ -71,7 +71,7 @@ def test_from_start_to_stop(
 
 
 @pytest.mark.slow
-def test_what_waits_when_it_stops_is_done_after(
+def test_waiting_jobs_are_done_after_a_restart(
     receiver: Receiver, radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path
 ) -> None:
     key = tmp_path / "key"
@@ -99,7 +99,7 @@ def test_what_waits_when_it_stops_is_done_after(
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_it_at_once(
+def test_a_second_signal_ends_the_service_immediately(
     radiograph: Callable[..., bytes], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even while it waits for a silent archive. The folder is the one from systemd's variable."""
@@ -128,7 +128,7 @@ def queue(tmp_path: Path) -> Any:
         yield opened
 
 
-def test_what_waits_is_told_every_time(queue: DurableQueue, log: Callable[[], str]) -> None:
+def test_waiting_jobs_are_always_reported(queue: DurableQueue, log: Callable[[], str]) -> None:
     idle = service._report(queue, None)
     assert service._report(queue, idle) == idle
     assert log().count("oldest_s") == 1  # nothing has changed
@@ -140,7 +140,7 @@ def test_what_waits_is_told_every_time(queue: DurableQueue, log: Callable[[], st
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), QueueError("disk I/O error")])
-def test_a_report_that_fails_ends_nothing(
+def test_a_failed_status_report_stops_nothing(
     queue: DurableQueue, log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail(*_: Any) -> None:
@@ -151,7 +151,7 @@ def test_a_report_that_fails_ends_nothing(
     assert "the queue failed" in log()
 
 
-def test_a_worker_that_died_ends_it(
+def test_a_dead_worker_ends_the_service(
     queue: DurableQueue, live: ReloadableFinder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "_REPORT", 0.01)
@@ -160,7 +160,7 @@ def test_a_worker_that_died_ends_it(
         service._wait(queue, workers, live)
 
 
-def test_a_reload_that_hangs_holds_up_no_end(
+def test_a_hanging_reload_does_not_delay_the_end(
     queue: DurableQueue, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -207,7 +207,7 @@ def test_dead_letters_are_put_back(
     assert json.loads(result.output) == {"back": 0, "left": 0}
 
 
-def test_dead_letters_of_no_queue(tmp_path: Path) -> None:
+def test_dead_letters_of_a_missing_queue(tmp_path: Path) -> None:
     result = CliRunner().invoke(pacs, ["retry", "--state", str(tmp_path / "nowhere")])
     assert isinstance(result.exception, UserError)
     assert not (tmp_path / "nowhere").exists()
@@ -225,7 +225,7 @@ def test_dead_letters_of_no_queue(tmp_path: Path) -> None:
         (["follow", "--dicomweb", "nonsense"], PacsError, "expected the URL"),
     ],
 )
-def test_what_it_does_not_begin_with(
+def test_invalid_configurations_are_refused(
     arguments: list[str], error: type[CbmirError], says: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     given = [*arguments, "--model", str(tiny_model), "--state", str(tmp_path / "state")]
@@ -243,7 +243,7 @@ def test_what_it_does_not_begin_with(
         (["--dicomweb", "http://a", "--since", "7"], "expected a day YYYY-MM-DD"),
     ],
 )
-def test_what_to_follow_must_be_said(arguments: list[str], says: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_follow_requires_a_source(arguments: list[str], says: str, tiny_model: Path, tmp_path: Path) -> None:
     given = ["follow", *arguments, "--model", str(tiny_model), "--state", str(tmp_path / "state")]
     result = CliRunner().invoke(pacs, given)
     assert result.exit_code == 2

@@ -137,7 +137,9 @@ def test_a_disk_that_fails_answers_out_of_resources(
     assert send_all(node.port, [radiograph()]) == [0]
 
 
-def test_mismatches_are_refused(node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
+def test_a_wrong_instance_uid_is_refused(
+    node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes]
+) -> None:
     image = dcmread(io.BytesIO(radiograph()))
     data_set = encode(image, is_implicit_vr=True, is_little_endian=True)
     assert data_set is not None
@@ -158,7 +160,7 @@ def test_garbage_is_refused(node: StorageScp, queue: DurableQueue, data_set: byt
 
 
 @pytest.mark.parametrize("keyword", ["StudyInstanceUID", "SeriesInstanceUID"])
-def test_images_that_nothing_can_refer_to_are_refused(
+def test_images_without_uids_are_refused(
     node: StorageScp, queue: DurableQueue, radiograph: Callable[..., bytes], keyword: str
 ) -> None:
     """No result could refer to their study, so the sender gets an error."""
@@ -171,7 +173,7 @@ def test_an_image_that_is_too_large_is_refused(listen: Callable[..., Any], radio
         assert send_all(node.port, [radiograph()]) == [0xC000]
 
 
-def test_what_the_reader_takes_is_negotiated_and_no_more(node: StorageScp) -> None:
+def test_only_classes_that_the_reader_supports_are_negotiated(node: StorageScp) -> None:
     ae = AE(ae_title="SENDER")
     others = [CTImageStorage, DigitalXRayImageStorageForProcessing]
     taken = [Verification, *IMAGE_CLASSES]
@@ -190,7 +192,7 @@ def test_reports_of_others_are_refused(node: StorageScp, queue: DurableQueue, ra
     assert len(queue) == 0
 
 
-def test_what_the_reader_decodes_is_taken_as_it_is(node: StorageScp) -> None:
+def test_transfer_syntaxes_of_the_reader_are_accepted(node: StorageScp) -> None:
     """This does not depend on pydicom's decoders: by default it has none for JPEG Lossless."""
     ae = AE(ae_title="SENDER")
     for syntax in (*NATIVE, *COMPRESSED, MPEG2MPML):
@@ -200,7 +202,7 @@ def test_what_the_reader_decodes_is_taken_as_it_is(node: StorageScp) -> None:
     association.release()
 
 
-def test_several_sources_at_once(live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path) -> None:
+def test_several_concurrent_sources(live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path) -> None:
     """Four senders and a feed have overlapping images: each image is in the queue once, with one of its sources."""
     with DurableQueue(tmp_path / "many", 100, quiet=0) as queue:
         intake = Intake(queue, live)
@@ -235,7 +237,7 @@ def test_ae_titles_are_checked(listen: Callable[..., Any], log: Callable[[], str
     assert log().count("association rejected") == 2
 
 
-def test_only_so_many_associations_at_once(listen: Callable[..., Any]) -> None:
+def test_the_number_of_associations_is_limited(listen: Callable[..., Any]) -> None:
     with listen(max_associations=2) as node:
         associations = [associate(node.port) for _ in range(3)]
         assert [a.is_established for a in associations] == [True, True, False]
@@ -253,14 +255,14 @@ def _is_accepted(node: StorageScp) -> bool:
 
 
 @pytest.mark.parametrize("title", ["", "SEVENTEEN_LETTERS", "BACK\\SLASH", "ÄRZTE"])
-def test_ae_titles_must_be_as_dicom_has_them(queue: DurableQueue, live: ReloadableFinder, title: str) -> None:
+def test_invalid_ae_titles_are_refused(queue: DurableQueue, live: ReloadableFinder, title: str) -> None:
     with pytest.raises(PacsError, match="expected an AE title"):
         StorageScp(Intake(queue, live), ae_title=title)
     with pytest.raises(PacsError, match="expected an AE title"):
         StorageScp(Intake(queue, live), allow_calling=[title])
 
 
-def test_a_port_in_use_is_said(node: StorageScp, queue: DurableQueue, live: ReloadableFinder) -> None:
+def test_a_port_in_use_is_reported(node: StorageScp, queue: DurableQueue, live: ReloadableFinder) -> None:
     with pytest.raises(PacsError, match=r"cannot listen on 127\.0\.0\.1"):
         StorageScp(Intake(queue, live), port=node.port).start()
 
@@ -290,7 +292,7 @@ def is_closed(connection: socket.socket) -> bool:
         return True
 
 
-def test_a_unit_that_is_too_long_closes_the_connection(node: StorageScp) -> None:
+def test_a_pdu_that_is_too_long_closes_the_connection(node: StorageScp) -> None:
     with connected(node) as connection:
         connection.sendall(bytes([1, 0]) + struct.pack(">I", 2**31))
         assert is_closed(connection)
@@ -313,9 +315,7 @@ def test_many_messages_of_one_association_are_not_too_long(
         assert send_all(node.port, [radiograph(1, PixelData=bytes(7_000_000))] * 3) == [0, 0, 0]
 
 
-def test_a_unit_that_stays_unfinished_frees_its_place(
-    listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unfinished_pdu_times_out(listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_module, "ARRIVAL_TIMEOUT", 0.2)
     with listen(max_associations=1) as node, connected(node) as connection:
         connection.sendall(bytes([1, 0]) + struct.pack(">I", 1000) + b"begun")
@@ -323,7 +323,7 @@ def test_a_unit_that_stays_unfinished_frees_its_place(
         wait_for(lambda: _is_accepted(node), "the place is free")
 
 
-def test_a_unit_that_trickles_frees_its_place(listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trickling_pdu_times_out(listen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte arrives in time, but the unit does not."""
     monkeypatch.setattr(node_module, "ARRIVAL_TIMEOUT", 0.5)
     with listen(max_associations=1) as node, connected(node) as connection:
@@ -346,7 +346,7 @@ def _is_closed_now(connection: socket.socket) -> bool:
         return False
 
 
-def test_a_node_without_its_bounds_takes_nothing(
+def test_a_node_without_its_limits_accepts_nothing(
     node: StorageScp, monkeypatch: pytest.MonkeyPatch, log: Callable[[], str]
 ) -> None:
     """A later pynetdicom may rename the parts that the node replaces."""
@@ -356,7 +356,7 @@ def test_a_node_without_its_bounds_takes_nothing(
     assert "unexpected AttributeError" in log()
 
 
-def test_units_are_agreed_on(node: StorageScp) -> None:
+def test_the_pdu_length_is_negotiated(node: StorageScp) -> None:
     association = associate(node.port)
     assert association.acceptor.maximum_length == MAX_PDU
     association.release()
@@ -381,7 +381,7 @@ def test_stopping_lets_an_association_end(
     assert len(queue) == 1
 
 
-def test_stopping_ends_a_connection_that_says_nothing(listen: Callable[..., Any]) -> None:
+def test_stopping_ends_a_silent_connection(listen: Callable[..., Any]) -> None:
     """There is no association that could be aborted."""
     with listen() as node, connected(node) as silent:
         wait_for(lambda: node._server.arriving, "it is there")
@@ -389,7 +389,7 @@ def test_stopping_ends_a_connection_that_says_nothing(listen: Callable[..., Any]
         assert is_closed(silent)
 
 
-def test_stopping_ends_an_association_that_does_not(listen: Callable[..., Any]) -> None:
+def test_stopping_aborts_an_association_that_does_not_end(listen: Callable[..., Any]) -> None:
     with listen() as node:
         association = associate(node.port)
         node.stop(grace=0)

@@ -67,7 +67,7 @@ def request(called: str) -> bytes:
 
 @pytest.mark.parametrize("first", [b"", b"\1", b"\1\0\0\0\1\0begun"], ids=["silent", "a byte", "begun"])
 @pytest.mark.parametrize("address", [ELSEWHERE, HERE])
-def test_connections_that_ask_for_nothing_keep_none_out(
+def test_idle_connections_block_no_others(
     node: StorageScp, flood: Callable[..., list[socket.socket]], radiograph: Callable[..., bytes],
     address: str, first: bytes,
 ) -> None:  # fmt: skip
@@ -89,7 +89,9 @@ def test_storescu_gets_in(
     assert done.returncode == 0, done.stderr
 
 
-def test_the_address_that_has_most_makes_way(node: StorageScp, flood: Callable[..., list[socket.socket]]) -> None:
+def test_the_address_with_the_most_connections_makes_room(
+    node: StorageScp, flood: Callable[..., list[socket.socket]]
+) -> None:
     """A slow sender at another address stays, although its connection is older."""
     flood(HERE, 1)
     wait_for(lambda: HERE in node._server.arriving.values(), "it is there")
@@ -98,7 +100,7 @@ def test_the_address_that_has_most_makes_way(node: StorageScp, flood: Callable[.
     assert list(node._server.arriving.values()).count(HERE) == 1
 
 
-def test_who_was_turned_away_and_stays_has_no_place(
+def test_refused_peers_that_stay_take_no_slot(
     node: StorageScp, flood: Callable[..., list[socket.socket]], radiograph: Callable[..., bytes]
 ) -> None:
     """pynetdicom waits for the rest of the unit that the peer began to send."""
@@ -111,7 +113,7 @@ def test_who_was_turned_away_and_stays_has_no_place(
     assert send_all(node.port, [radiograph()]) == [0]
 
 
-def test_connections_that_are_closed_are_forgotten_at_once(
+def test_closed_connections_are_forgotten_immediately(
     node: StorageScp, flood: Callable[..., list[socket.socket]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(storage_scp, "ARRIVAL_TIMEOUT", 3600)
@@ -122,7 +124,7 @@ def test_connections_that_are_closed_are_forgotten_at_once(
     wait_for(lambda: not node._server.arriving, "none is there")
 
 
-def test_places_are_bounded(node: StorageScp) -> None:
+def test_slots_are_limited(node: StorageScp) -> None:
     ae = AE()
     ae.add_requested_context(Verification)
     opened = [ae.associate(HERE, node.port, ae_title="CBMIR") for _ in range(3)]
@@ -132,7 +134,7 @@ def test_places_are_bounded(node: StorageScp) -> None:
 
 
 @pytest.mark.parametrize("node", [4], indirect=True)
-def test_a_quarter_of_the_places_is_for_other_addresses(node: StorageScp) -> None:
+def test_a_quarter_of_the_slots_is_for_other_addresses(node: StorageScp) -> None:
     ae = AE()
     ae.add_requested_context(Verification)
 

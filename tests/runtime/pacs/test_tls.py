@@ -88,12 +88,12 @@ def node(tmp_path: Path, live: ReloadableFinder, node_files: Tls) -> Iterator[St
             started.stop(grace=0)
 
 
-def test_a_known_sender_is_let_in(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
+def test_a_known_sender_is_accepted(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
     tls = (sender_files.client(), "127.0.0.1")
     assert send_all(node.port, [radiograph(study) for study in (1, 2, 3)], tls=tls) == [0, 0, 0]
 
 
-def test_a_large_image_comes_through(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
+def test_a_large_image_is_received(node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]) -> None:
     tls = (sender_files.client(), "127.0.0.1")
     assert send_all(node.port, [radiograph(PixelData=bytes(4_000_000))], tls=tls) == [0]
 
@@ -114,7 +114,7 @@ def is_let_in(node: StorageScp, context: ssl.SSLContext) -> bool:
         connection.close()
 
 
-def test_who_has_no_certificate_is_turned_away(
+def test_a_peer_without_a_certificate_is_refused(
     node: StorageScp, authority: Authority, sender_files: Tls, tmp_path: Path
 ) -> None:
     assert is_let_in(node, sender_files.client())
@@ -127,7 +127,7 @@ def test_who_has_no_certificate_is_turned_away(
     assert not plain.associate("127.0.0.1", node.port, ae_title="CBMIR").is_established
 
 
-def test_a_handshake_that_stalls_holds_up_nobody(
+def test_a_stalled_handshake_delays_no_others(
     node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
     with socket.create_connection(("127.0.0.1", node.port), 30) as silent:
@@ -135,7 +135,7 @@ def test_a_handshake_that_stalls_holds_up_nobody(
         silent.close()
 
 
-def test_connections_within_their_handshake_are_bounded(
+def test_concurrent_handshakes_are_limited(
     node: StorageScp, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
     """Peers without a certificate cannot start unlimited threads, or keep a known sender out."""
@@ -154,7 +154,7 @@ def test_stopping_ends_a_handshake(node: StorageScp) -> None:
         assert not node._server.arriving
 
 
-def test_results_go_out_by_tls(
+def test_results_are_sent_over_tls(
     authority: Authority, node_files: Tls, sender_files: Tls, radiograph: Callable[..., bytes]
 ) -> None:
     result = [ResultObject("sr", "", radiograph())]
@@ -175,7 +175,7 @@ def test_an_archive_of_another_name_is_not_trusted(
             destination.send([ResultObject("sr", "", radiograph())])
 
 
-def test_files_that_do_not_fit_are_said(node_files: Tls, sender_files: Tls, tmp_path: Path) -> None:
+def test_unusable_files_are_reported(node_files: Tls, sender_files: Tls, tmp_path: Path) -> None:
     with pytest.raises(PacsError, match="expected PEM files"):
         Tls(node_files.certificate, sender_files.key, node_files.authorities).server()
     with pytest.raises(PacsError, match="expected PEM files"):

@@ -102,7 +102,7 @@ def test_all_kinds_are_sent(
     assert len({made.uid for made in archive.taken}) == 2
 
 
-def test_what_is_no_chest_is_refused_and_forgotten(
+def test_other_body_parts_are_refused_and_forgotten(
     intake: Intake,
     queue: DurableQueue,
     live: ReloadableFinder,
@@ -119,7 +119,7 @@ def test_what_is_no_chest_is_refused_and_forgotten(
     assert intake.take(hip, "SENDER") is IntakeStatus.KNOWN
 
 
-def test_what_is_refused_is_counted_by_reason(
+def test_refusals_are_counted_by_reason(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes], tmp_path: Path
 ) -> None:
     """Both refusals answered to the sender and later ones count; the next process continues the count."""
@@ -145,7 +145,7 @@ def test_what_is_refused_is_counted_by_reason(
         assert again.state()["refused"] == counts
 
 
-def test_a_refusal_is_told_before_it_is_forgotten(
+def test_a_refusal_is_logged_before_it_is_forgotten(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes],
     log: Callable[[], str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -172,7 +172,9 @@ def test_own_results_are_left_alone(
     assert len(queue) == 0
 
 
-def test_reports_of_others_are_no_images(intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes]) -> None:
+def test_reports_of_others_are_not_images(
+    intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes]
+) -> None:
     assert intake.take(radiograph(SOPClassUID=COMPREHENSIVE_3D_SR), "SENDER") is IntakeStatus.NO_IMAGE
     assert len(queue) == 0
 
@@ -181,14 +183,14 @@ def test_reports_of_others_are_no_images(intake: Intake, queue: DurableQueue, ra
     ("data", "expected"),
     [(b"", DicomImageError), (b"\x89PNG\r\n\x1a\n" + bytes(200), DicomImageError), (None, NotAnImageError)],
 )
-def test_what_cannot_be_read_is_not_taken(
+def test_unreadable_files_are_refused(
     intake: Intake, radiograph: Callable[..., bytes], data: bytes | None, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected):
         intake.take(radiograph()[:200] if data is None else data, "SENDER")
 
 
-def test_what_was_announced_must_be_there(intake: Intake, radiograph: Callable[..., bytes]) -> None:
+def test_announced_uids_must_match(intake: Intake, radiograph: Callable[..., bytes]) -> None:
     with pytest.raises(DicomImageError, match="SOPInstanceUID that was announced"):
         intake.take(radiograph(), "SENDER", sop_instance_uid="1.2.3")
     with pytest.raises(DicomImageError, match=r"SOPInstanceUID \(0008,0018\)"):
@@ -211,7 +213,7 @@ def test_a_retry_sends_the_same_bytes(
     assert "the archive is away" in log()
 
 
-def test_what_is_never_taken_becomes_a_dead_letter(
+def test_results_that_are_never_accepted_become_a_dead_letter(
     intake: Intake,
     queue: DurableQueue,
     live: ReloadableFinder,
@@ -228,7 +230,7 @@ def test_what_is_never_taken_becomes_a_dead_letter(
     assert intake.take(data, "SENDER") is IntakeStatus.QUEUED  # sent again, it is tried again
 
 
-def test_what_is_refused_holds_up_nobody(
+def test_a_refused_result_delays_no_others(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     """An archive that refuses one object may accept others."""
@@ -246,7 +248,7 @@ def test_what_is_refused_holds_up_nobody(
 
 
 @pytest.mark.parametrize("error", [GalleryError("it is away"), NotReadyError("it is closed"), EngineError("no GPU")])
-def test_what_is_away_uses_no_attempt_up(
+def test_an_archive_that_is_down_uses_no_attempt(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:  # fmt: skip
@@ -269,7 +271,7 @@ def test_what_is_away_uses_no_attempt_up(
         assert len(archive.reports) == 1
 
 
-def test_no_results_end_no_hold(
+def test_a_job_without_results_does_not_end_a_pause(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without priors, a selection of priors sends nothing."""
@@ -348,7 +350,7 @@ def test_dead_letters_without_their_file_stay(
 
 
 @pytest.mark.parametrize("about", ["{}", "[]", "no JSON"])
-def test_dead_letters_of_which_nothing_is_told_stay(
+def test_dead_letters_without_a_description_stay(
     intake: Intake, queue: DurableQueue, radiograph: Callable[..., bytes], about: str
 ) -> None:
     intake.take(radiograph(), "SENDER")
@@ -359,7 +361,7 @@ def test_dead_letters_of_which_nothing_is_told_stay(
     assert retry(queue) == (0, 1)
 
 
-def test_while_the_archive_is_away_images_are_analysed(
+def test_images_are_analysed_while_the_archive_is_down(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes], log: Callable[[], str]
 ) -> None:
     now, archive = [1_000_000.0], Archive(failures=1)
@@ -376,7 +378,7 @@ def test_while_the_archive_is_away_images_are_analysed(
 
 
 @pytest.mark.parametrize("failing", ["claim", "keep", "done"])
-def test_a_queue_that_cannot_write_ends_no_worker(
+def test_a_queue_that_cannot_write_stops_no_worker(
     tmp_path: Path, live: ReloadableFinder, radiograph: Callable[..., bytes],
     log: Callable[[], str], monkeypatch: pytest.MonkeyPatch, failing: str,
 ) -> None:  # fmt: skip
@@ -416,7 +418,7 @@ def test_a_queue_that_cannot_write_ends_no_worker(
         assert queue.state()["dead_letters"] == 0
 
 
-def test_results_that_are_kept_are_sent_whatever_model_came_since(
+def test_kept_results_are_sent_even_after_a_new_model(
     queue: DurableQueue, radiograph: Callable[..., bytes], tiny_model: Path, make_tiny_model: Callable[..., Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -435,7 +437,7 @@ def test_results_that_are_kept_are_sent_whatever_model_came_since(
         assert len(archive.reports) == 1
 
 
-def test_a_new_model_names_the_report_before(
+def test_a_new_model_names_the_previous_report(
     queue: DurableQueue, radiograph: Callable[..., bytes], tiny_model: Path, make_tiny_model: Callable[..., Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -456,7 +458,7 @@ def test_a_new_model_names_the_report_before(
     assert document.ReferencedSOPInstanceUID == first.SOPInstanceUID
 
 
-def test_workers_end_what_is_begun_and_keep_the_rest(
+def test_workers_finish_started_jobs_and_keep_the_rest(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
     class Slow(Archive):

@@ -136,7 +136,7 @@ def test_searches(body: bytes, client: TestClient) -> None:
     assert len(answer.content) < 20_000
 
 
-def test_parameters_of_a_search_in_its_url_are_not_left_out_in_silence(client: TestClient) -> None:
+def test_search_parameters_in_the_url_are_not_ignored_silently(client: TestClient) -> None:
     answer = client.post("/v1/search?include_same_patient=1", json={"case": "case-0123456789abcdef"})
     assert (answer.status_code, kind_of(answer)) == (422, "parameters")
 
@@ -178,7 +178,7 @@ def test_headers(headers: dict[str, str], status: int, kind: str, client: TestCl
     "error",
     [MissingDependencyError("highdicom is not installed"), ImportError("cannot import name 'sr'")],
 )
-def test_results_that_cannot_be_made_are_told_apart(
+def test_reasons_for_missing_results_are_distinguished(
     error: Exception, client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The image is a chest radiograph that could be analysed."""
@@ -193,9 +193,7 @@ def test_results_that_cannot_be_made_are_told_apart(
     assert (missing.status_code, missing.json()["type"]) == (501, "urn:cbmir:problem:no-results")
 
 
-def test_what_the_gallery_says_of_itself_is_not_answered(
-    client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_of_the_gallery_are_not_shown(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise GalleryError("/srv/secret: expected the id of an entry of this gallery, found 'DOE^JOHN'")
 
@@ -216,7 +214,7 @@ def test_every_kind_of_problem_is_in_the_docs() -> None:
     assert told == raised | {kind for _, _, kind in _OF_ERROR} | {"no-such-route", "no-such-method", "http"}
 
 
-def test_a_header_that_is_no_utf8_is_not_read_as_another_patient() -> None:
+def test_a_header_that_is_not_utf8_is_not_read_as_another_patient() -> None:
     """Build the header as Starlette does, since the test client cannot send such bytes."""
     assert _utf8("M\u00c3\u00bcller") == "Müller"
     with pytest.raises(Problem, match="UTF-8") as refused:
@@ -224,7 +222,7 @@ def test_a_header_that_is_no_utf8_is_not_read_as_another_patient() -> None:
     assert refused.value.status_code == 422
 
 
-def test_a_body_that_is_too_large_is_not_taken(make_client: MakeClient) -> None:
+def test_a_body_that_is_too_large_is_refused(make_client: MakeClient) -> None:
     client = make_client(max_upload_bytes=1000)
     sent = 0
 
@@ -243,7 +241,7 @@ def test_a_body_that_is_too_large_is_not_taken(make_client: MakeClient) -> None:
     assert client.post("/v1/analyze", content=bytes(1000)).status_code == 415  # this size is accepted
 
 
-def test_a_failure_of_the_service_itself_is_told_without_its_message(
+def test_internal_errors_are_reported_without_their_message(
     client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -261,7 +259,7 @@ def test_a_failure_of_the_service_itself_is_told_without_its_message(
     assert "x-content-type-options" in answer.headers
 
 
-def test_no_memory_is_no_fault_of_the_client(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lack_of_memory_is_a_server_error(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise MemoryError
 

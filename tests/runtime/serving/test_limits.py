@@ -90,7 +90,7 @@ class Body:
     """The body of an upload."""
 
 
-def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
+def test_requests_that_waited_too_long_are_dropped(held: Held) -> None:
     async def run() -> None:
         limiter, second, body = RequestLimiter(1, 1, 0.01), Held(), Body()
         is_kept = weakref.ref(body)
@@ -112,7 +112,7 @@ def test_what_waited_too_long_is_never_begun_and_forgotten(held: Held) -> None:
     asyncio.run(run())
 
 
-def test_what_raises_gives_its_slot_back() -> None:
+def test_an_exception_frees_the_slot() -> None:
     async def run() -> None:
         limiter = RequestLimiter(1, 0, 10)
 
@@ -132,7 +132,7 @@ def test_what_raises_gives_its_slot_back() -> None:
     asyncio.run(run())
 
 
-def test_closing_waits_for_nobody(held: Held) -> None:
+def test_closing_does_not_wait(held: Held) -> None:
     async def run() -> None:
         limiter = RequestLimiter(1, 1, 0.01)
         with pytest.raises(Problem):
@@ -180,7 +180,7 @@ def test_a_body_is_counted_and_timed(asked: Request, status: int) -> None:
         assert problem.status_code == status
 
 
-def test_only_what_was_waited_for_counts_as_slow() -> None:
+def test_only_waiting_for_the_client_counts_as_slow() -> None:
     """A disk that is slow to store a chunk is not the client's fault."""
 
     async def run() -> bytes:
@@ -193,7 +193,7 @@ def test_only_what_was_waited_for_counts_as_slow() -> None:
     assert asyncio.run(run()) == b"12345"
 
 
-def test_what_is_limited_is_read_as_ever() -> None:
+def test_a_limited_body_is_read_completely() -> None:
     async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         asked = Request(scope, receive)
         await Response(await asked.body() or b"none")(scope, receive, send)
@@ -206,7 +206,7 @@ def test_what_is_limited_is_read_as_ever() -> None:
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:cbmir:problem:too-large")
 
 
-def test_what_is_refused_leaves_no_body_in_memory() -> None:
+def test_refused_requests_leave_no_body_in_memory() -> None:
     left: list[weakref.ref[Body]] = []
 
     def refuse(_: Any) -> None:
@@ -241,14 +241,14 @@ def headed(**headers: str) -> Request:
     return Request({"type": "http", "headers": raw})
 
 
-def test_what_a_body_may_have() -> None:
+def test_size_of_a_body() -> None:
     assert body_size(headed(), 9) == 0
     assert body_size(headed(content_length="7"), 9) == 7
     assert body_size(headed(content_length="70"), 9) == 9
     assert body_size(headed(transfer_encoding="chunked"), 9) == 9
 
 
-def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
+def test_the_total_size_of_all_bodies_is_limited(held: Held) -> None:
     async def run() -> None:
         limiter = RequestLimiter(1, 9, 10)
         first = asyncio.create_task(limiter.run(held, size=2 * MOST_HELD))  # alone, it may have any size
@@ -264,7 +264,7 @@ def test_bodies_of_all_requests_at_once_are_bounded(held: Held) -> None:
     asyncio.run(run())
 
 
-def test_bodies_before_a_parser_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_size_of_bodies_to_parse_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slow body counts with its announced size."""
     monkeypatch.setattr(limits, "_MOST_AT_ONCE", 1)
     answered: list[int] = []

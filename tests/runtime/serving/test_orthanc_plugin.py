@@ -105,7 +105,7 @@ def load(monkeypatch: pytest.MonkeyPatch, url: str, token: Path) -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
-def test_each_radiograph_is_answered_once(
+def test_each_radiograph_is_analysed_once(
     orthanc: Orthanc, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"
@@ -121,7 +121,7 @@ def test_each_radiograph_is_answered_once(
     assert orthanc.log == ["cbmir: refused (urn:cbmir:problem:no-chest-radiograph)"]
 
 
-def test_what_is_not_answered_is_asked_for_again(
+def test_unanswered_radiographs_are_retried(
     orthanc: Orthanc, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = tmp_path / "token"

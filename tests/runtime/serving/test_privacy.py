@@ -41,7 +41,7 @@ def audited(make_client: MakeClient, tmp_path: Path) -> TestClient:
     return make_client(audit=tmp_path / "audit.jsonl", share=frozenset({"reports"}))
 
 
-def test_a_planted_name_is_nowhere(audited: TestClient, tmp_path: Path, log: io.StringIO) -> None:
+def test_a_planted_name_appears_nowhere(audited: TestClient, tmp_path: Path, log: io.StringIO) -> None:
     named = make_dicom(
         PatientName=NAME, PatientID=NAME, InstitutionName=NAME, StudyDescription=NAME, SOPInstanceUID="1.2.3.4.5"
     )
@@ -73,7 +73,7 @@ def test_a_planted_name_is_nowhere(audited: TestClient, tmp_path: Path, log: io.
         assert "1.2.3" not in answer.text
 
 
-def test_what_the_audit_trail_says(audited: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_content_of_the_audit_trail(audited: TestClient, tmp_path: Path, png: bytes) -> None:
     answer = audited.post("/v1/analyze", params={"k": 2}, content=png)
     audited.post("/v1/embed", content=b"nothing")
     audited.get("/health")
@@ -89,21 +89,21 @@ def test_what_the_audit_trail_says(audited: TestClient, tmp_path: Path, png: byt
     assert (tmp_path / "audit.jsonl").stat().st_mode & 0o077 == 0
 
 
-def test_who_is_not_let_in_fills_no_audit_trail(make_client: MakeClient, tmp_path: Path, log: io.StringIO) -> None:
+def test_refused_clients_are_not_in_the_audit_trail(make_client: MakeClient, tmp_path: Path, log: io.StringIO) -> None:
     client = make_client(audit=tmp_path / "audit.jsonl", token="a-token-of-thirty-two-characters")
     assert client.get("/v1/about").status_code == 401
     assert (tmp_path / "audit.jsonl").read_text() == ""
     assert '"problem": "token"' in log.getvalue()
 
 
-def test_the_trail_may_be_moved_away(audited: TestClient, tmp_path: Path) -> None:
+def test_the_audit_trail_may_be_rotated(audited: TestClient, tmp_path: Path) -> None:
     audited.get("/v1/about")
     (tmp_path / "audit.jsonl").rename(tmp_path / "old")
     audited.get("/v1/about")
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 1
 
 
-def test_nothing_is_answered_that_cannot_be_audited(audited: TestClient, tmp_path: Path, png: bytes) -> None:
+def test_requests_that_cannot_be_audited_are_refused(audited: TestClient, tmp_path: Path, png: bytes) -> None:
     (tmp_path / "audit.jsonl").unlink()
     (tmp_path / "audit.jsonl").mkdir()
     answer = audited.post("/v1/analyze", content=png)
@@ -113,7 +113,7 @@ def test_nothing_is_answered_that_cannot_be_audited(audited: TestClient, tmp_pat
     assert audited.get("/health").status_code == 200
 
 
-def test_a_line_of_log(client: TestClient, png: bytes, log: io.StringIO) -> None:
+def test_content_of_a_log_line(client: TestClient, png: bytes, log: io.StringIO) -> None:
     answer = client.post("/v1/analyze", content=png)
     lines = [json.loads(line) for line in log.getvalue().splitlines()]
     (line,) = [one for one in lines if one["message"] == "answered"]
@@ -122,7 +122,7 @@ def test_a_line_of_log(client: TestClient, png: bytes, log: io.StringIO) -> None
     assert line["ms"] > 0
 
 
-def test_no_telemetry_has_the_query(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_telemetry_does_not_include_the_query(client: TestClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """FastAPI uses OpenTelemetry if it is configured."""
     trace = pytest.importorskip("opentelemetry.trace")
     told: list[Any] = []
@@ -141,7 +141,7 @@ def test_no_telemetry_has_the_query(client: TestClient, png: bytes, monkeypatch:
     assert not told
 
 
-def test_of_other_libraries_and_exceptions_no_message_is_shown(log: io.StringIO) -> None:
+def test_messages_of_libraries_and_exceptions_are_not_shown(log: io.StringIO) -> None:
     logging.getLogger("pydicom").error("cannot read %s", NAME)
     logging.captureWarnings(True)
     try:

@@ -88,7 +88,7 @@ def is_cut(connection: socket.socket) -> bool:
 @pytest.mark.parametrize(
     "part", [b"", b"G", GET[:-2], b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\nxx"]
 )
-def test_a_request_that_never_ends_is_cut(part: bytes) -> None:
+def test_an_endless_request_is_cut_off(part: bytes) -> None:
     with served(0.1) as connection:
         connection.sendall(part)
         if part.startswith(b"POST"):
@@ -96,7 +96,7 @@ def test_a_request_that_never_ends_is_cut(part: bytes) -> None:
         assert is_cut(connection)
 
 
-def test_dripping_does_not_help() -> None:
+def test_a_trickling_request_is_cut_off() -> None:
     with served(0.1) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n")
         with pytest.raises(OSError):  # a broken pipe or a reset
@@ -112,7 +112,7 @@ def test_a_second_request_has_its_own_time() -> None:
             assert connection.recv(1000).startswith(b"HTTP/1.1 200")
 
 
-def test_an_answer_that_is_not_taken_is_cut() -> None:
+def test_an_answer_that_is_not_read_is_cut_off() -> None:
     with serving(0.2, answer_much) as (server, connection):
         connection.sendall(GET)
         until(lambda: server.server_state.total_requests == 1)  # the answer is written
@@ -126,7 +126,7 @@ def test_an_answer_that_is_not_taken_is_cut() -> None:
         assert taken < 32 * 2**20
 
 
-def test_an_answer_that_is_taken_is_whole() -> None:
+def test_an_answer_that_is_read_is_complete() -> None:
     with serving(30, answer_much) as (_, connection):
         connection.sendall(GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
         with connection.makefile("rb") as stream:

@@ -54,7 +54,7 @@ def test_the_front_page_links_to_the_api_and_loads_nothing(app: str, request: py
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/health/ready"])
-def test_health_wants_none_and_says_no_more(path: str, guarded: TestClient) -> None:
+def test_health_needs_no_token_and_shows_only_the_status(path: str, guarded: TestClient) -> None:
     answer = guarded.get(path)
     assert answer.status_code == 200
     assert set(answer.json()) == {"status"}
@@ -64,11 +64,11 @@ def test_health_wants_none_and_says_no_more(path: str, guarded: TestClient) -> N
 @pytest.mark.parametrize(
     "path", ["/health/", "/health/../v1/about", "/health%2f..%2fmetrics", "http://testserver//metrics", "/HEALTH"]
 )
-def test_nothing_else_passes_for_health(path: str, guarded: TestClient) -> None:
+def test_paths_similar_to_health_need_a_token(path: str, guarded: TestClient) -> None:
     assert guarded.get(path).status_code == 401
 
 
-def test_without_a_token_only_names_of_this_machine_are_answered(client: TestClient) -> None:
+def test_without_a_token_only_local_host_names_are_accepted(client: TestClient) -> None:
     for host in ("localhost", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST"):
         assert client.get("/health", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "evil.example:8000", "localhost.evil.example", ""):
@@ -76,7 +76,7 @@ def test_without_a_token_only_names_of_this_machine_are_answered(client: TestCli
         assert (answer.status_code, answer.json()["type"]) == (421, "urn:cbmir:problem:host")
 
 
-def test_with_a_token_any_name_is(guarded: TestClient) -> None:
+def test_with_a_token_any_host_name_is_accepted(guarded: TestClient) -> None:
     assert guarded.get("/health", headers={"Host": "cbmir.hospital.example"}).status_code == 200
 
 
@@ -92,7 +92,7 @@ def test_pages_of_other_sites_are_refused(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
 )
-def test_what_a_browser_itself_says_counts_more(site: str, status: int, client: TestClient) -> None:
+def test_sec_fetch_site_takes_precedence(site: str, status: int, client: TestClient) -> None:
     """Behind a proxy the page's origin differs from the requested host, and a form sends no Origin."""
     headers = {"Sec-Fetch-Site": site}
     assert client.post("/v1/reload", headers=headers).status_code == status
@@ -111,7 +111,7 @@ def test_headers_of_every_answer(path: str, client: TestClient) -> None:
     assert "access-control-allow-origin" not in headers
 
 
-def test_headers_are_limited_also_where_they_come_at_once(client: TestClient) -> None:
+def test_complete_headers_are_limited(client: TestClient) -> None:
     """h11 only limits incomplete headers."""
     many = {f"x-{number}": "x" * 400 for number in range(100)}
     for answer in (

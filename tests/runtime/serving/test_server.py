@@ -70,7 +70,7 @@ def test_analyze(http: httpx.Client, png: bytes) -> None:
     assert httpx.post(f"{http.base_url}/v1/analyze", content=png, trust_env=False).status_code == 401
 
 
-def test_twenty_clients_at_once(http: httpx.Client, png: bytes) -> None:
+def test_twenty_concurrent_clients(http: httpx.Client, png: bytes) -> None:
     def ask(_: int) -> object:
         answer = http.post("/v1/analyze", content=png)
         return answer.status_code, [one["id"] for one in answer.json()["neighbours"]]
@@ -97,7 +97,7 @@ def answer_of(connection: socket.socket) -> tuple[int, dict[str, object]]:
         return status, json.loads(stream.read(length))
 
 
-def test_an_upload_that_stalls_is_told_and_cut(service: Service) -> None:
+def test_a_stalled_upload_is_reported_and_cut_off(service: Service) -> None:
     with service.connect() as connection:
         connection.sendall(request(1000) + bytes(10))
         status, body = answer_of(connection)
@@ -105,7 +105,7 @@ def test_an_upload_that_stalls_is_told_and_cut(service: Service) -> None:
         assert connection.recv(1) == b""
 
 
-def test_an_upload_that_is_cut_off_leaves_nothing_behind(service: Service, http: httpx.Client) -> None:
+def test_an_aborted_upload_leaves_nothing_behind(service: Service, http: httpx.Client) -> None:
     for _ in range(50):
         with service.connect() as connection:
             connection.sendall(request(1000) + bytes(10))
@@ -120,14 +120,14 @@ def test_an_upload_that_is_cut_off_leaves_nothing_behind(service: Service, http:
         pytest.fail("places are still taken")
 
 
-def test_an_upload_that_is_too_large_is_told_before_it_is_sent(service: Service) -> None:
+def test_an_upload_that_is_too_large_is_refused_before_it_is_sent(service: Service) -> None:
     with service.connect() as connection:
         connection.sendall(request(LIMIT + 1, "Expect: 100-continue"))
         status, body = answer_of(connection)
     assert (status, body["type"]) == (413, "urn:cbmir:problem:too-large")
 
 
-def test_memory_is_bounded_whatever_is_sent(service: Service, http: httpx.Client) -> None:
+def test_memory_use_is_limited_for_any_upload(service: Service, http: httpx.Client) -> None:
     before = service.memory()
 
     def chunks() -> Iterator[bytes]:
@@ -147,7 +147,7 @@ def test_memory_is_bounded_whatever_is_sent(service: Service, http: httpx.Client
      b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
      b"POST /v1/embed HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n"],
 )  # fmt: skip
-def test_what_is_no_http_is_a_problem_too(sent: bytes, service: Service) -> None:
+def test_invalid_http_is_answered_with_a_problem(sent: bytes, service: Service) -> None:
     with service.connect() as connection:
         connection.sendall(sent)
         status, body = answer_of(connection)
@@ -176,14 +176,14 @@ def test_sighup_reloads_and_a_replaced_gallery_is_served_again(
         assert {answer.result().status_code for answer in answers} == {200}
 
 
-def test_every_line_of_log_is_json(service: Service) -> None:
+def test_every_log_line_is_json(service: Service) -> None:
     assert service.raw
     for line in service.raw:
         assert "time" in json.loads(line)
         assert TOKEN not in line
 
 
-def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> None:
+def test_sigterm_lets_a_running_request_finish(tiny_model: Path, png: bytes) -> None:
     host = "127.0.0.2"  # also loopback; requests to the announced URL must work
     with (
         Service.running("--model", str(tiny_model), "--timeout", "30", "--host", host) as service,
@@ -204,7 +204,7 @@ def test_sigterm_lets_a_request_under_way_end(tiny_model: Path, png: bytes) -> N
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
-def test_a_decoder_that_hangs_costs_one_request_and_holds_up_no_stop(tiny_model: Path, png: bytes) -> None:
+def test_a_hanging_decoder_fails_one_request_and_does_not_delay_a_stop(tiny_model: Path, png: bytes) -> None:
     def stop_decoder() -> None:
         tasks = Path(f"/proc/{service.process.pid}/task").glob("*/children")
         children = {int(pid) for task in tasks for pid in task.read_text().split()}
@@ -253,7 +253,7 @@ serve(ReloadableFinder(lambda: Finder.open(sys.argv[1], threads=1)), Settings(ti
 
 
 @pytest.mark.slow
-def test_what_hangs_does_not_outlive_a_stop(tiny_model: Path, png: bytes, tmp_path: Path) -> None:
+def test_hanging_work_does_not_outlive_a_stop(tiny_model: Path, png: bytes, tmp_path: Path) -> None:
     image = tmp_path / "image.png"
     image.write_bytes(png)
     ended = subprocess.run(
@@ -262,7 +262,7 @@ def test_what_hangs_does_not_outlive_a_stop(tiny_model: Path, png: bytes, tmp_pa
     assert (ended.returncode, ended.stdout) == (128 + signal.SIGTERM, "hangs\n"), ended.stderr
 
 
-def test_without_what_makes_results_it_answers_the_rest(
+def test_without_dicom_output_other_requests_are_answered(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> None:
@@ -279,7 +279,7 @@ def test_without_what_makes_results_it_answers_the_rest(
     assert "results are not available" in caplog.text
 
 
-def test_what_cannot_be_opened_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["serve", "--model", str(tmp_path / "model.onnx"), "--port", "0"])
     assert stop.value.code == 2
@@ -321,7 +321,7 @@ def test_other_machines_need_a_token(host: str, tiny_model: Path, capsys: pytest
     assert "--token-file" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken(tiny_model: Path) -> None:
+def test_a_port_in_use(tiny_model: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, ReloadableFinder(lambda: Finder.open(tiny_model)) as live:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}"):

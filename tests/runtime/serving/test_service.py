@@ -122,7 +122,7 @@ def test_the_operating_point(
     assert (answer["operating_point"], answer["findings"][1]["threshold"]) == ("specific", 0.75)
 
 
-def test_the_patient_is_left_out_by_a_header(client: TestClient, finder: Finder, png: bytes) -> None:
+def test_a_header_excludes_the_patient(client: TestClient, finder: Finder, png: bytes) -> None:
     asked = {"params": {"k": 20}, "content": png}
     answer = client.post("/v1/analyze", headers={"Patient-ID": "patient_03"}, **asked).json()
     assert answer["neighbours"] == expected(finder, png, 20, patient_id="patient_03")["neighbours"]
@@ -131,7 +131,7 @@ def test_the_patient_is_left_out_by_a_header(client: TestClient, finder: Finder,
     assert len(client.post("/v1/analyze", headers={"Patient-ID": "patient_03"}, **asked).json()["neighbours"]) == 20
 
 
-def test_what_is_wrong_with_the_picture_is_told_first(client: TestClient, inverted_chest: NDArray[np.uint8]) -> None:
+def test_warnings_of_the_picture_check_come_first(client: TestClient, inverted_chest: NDArray[np.uint8]) -> None:
     warnings = client.post("/v1/analyze", content=encoded(inverted_chest)).json()["warnings"]
     assert warnings == [SENTENCES["inverted"], PATIENT_UNKNOWN]
 
@@ -146,7 +146,7 @@ def test_an_image_of_the_gallery_is_named_by_its_case(client: TestClient, finder
     assert entry.id not in answer.text
 
 
-def test_an_image_of_the_gallery_is_told_once_with_results_too(
+def test_an_image_of_the_gallery_is_reported_only_once(
     make_client: MakeClient, tiny_model: Path, tiny_manifest: Path, tmp_path: Path
 ) -> None:
     file = tmp_path / "a.dcm"
@@ -169,7 +169,7 @@ def test_embed_then_search_is_analyze(client: TestClient, png: bytes, tiny_card:
     assert all(one["shared"] == [] for one in found)
 
 
-def test_search_by_a_case_is_without_its_patient(client: TestClient, finder: Finder) -> None:
+def test_search_by_a_case_excludes_its_patient(client: TestClient, finder: Finder) -> None:
     gallery = finder.gallery
     assert gallery is not None
     entry = gallery.entry(gallery.ids()[0])
@@ -182,14 +182,14 @@ def test_search_by_a_case_is_without_its_patient(client: TestClient, finder: Fin
     assert all(set(one["shared"]) == set(one["labels"]) & set(entry.positive) for one in found)
 
 
-def test_search_leaves_a_patient_out(client: TestClient, finder: Finder, png: bytes) -> None:
+def test_search_excludes_a_patient(client: TestClient, finder: Finder, png: bytes) -> None:
     embedding = client.post("/v1/embed", content=png).json()["embedding"]
     found = client.post("/v1/search", json={"embedding": embedding, "k": 20, "patient_id": " patient_01 "}).json()
     assert len(found["neighbours"]) == 18
     assert found["warnings"] == []
 
 
-def test_a_search_warns_where_nobody_is_left_out(client: TestClient, png: bytes) -> None:
+def test_a_search_without_a_patient_gives_a_warning(client: TestClient, png: bytes) -> None:
     question = {"embedding": client.post("/v1/embed", content=png).json()["embedding"]}
     assert client.post("/v1/search", json=question).json()["warnings"] == [PATIENT_UNKNOWN]
     misspelt = question | {"patient_id": "patient_1"}
@@ -251,7 +251,7 @@ def test_results_of_a_dicom_file(client: TestClient) -> None:
     assert client.post("/v1/analyze", params={"results": ""}, content=data).json()["results"] is None
 
 
-def test_reports_and_thumbnails_where_they_are_shared(make_client: MakeClient, png: bytes) -> None:
+def test_reports_and_thumbnails_if_they_are_shared(make_client: MakeClient, png: bytes) -> None:
     client = make_client(share=frozenset({"reports", "thumbnails"}))
     nearest = client.post("/v1/analyze", content=png).json()["neighbours"][0]
     assert nearest["report"].startswith("Report ")
@@ -260,7 +260,7 @@ def test_reports_and_thumbnails_where_they_are_shared(make_client: MakeClient, p
     assert picture.content.startswith(b"\xff\xd8\xff")
 
 
-def test_boxes_where_thumbnails_are_shared(
+def test_boxes_if_thumbnails_are_shared(
     make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes
 ) -> None:
     with Gallery.open(tiny_gallery) as source:
@@ -278,7 +278,7 @@ def test_boxes_where_thumbnails_are_shared(
     assert client.post("/v1/analyze", content=png).json()["neighbours"][0]["boxes"] is None
 
 
-def test_neither_by_default(client: TestClient, png: bytes) -> None:
+def test_no_reports_and_thumbnails_by_default(client: TestClient, png: bytes) -> None:
     nearest = client.post("/v1/analyze", content=png).json()["neighbours"][0]
     assert nearest["report"] is None
     answer = client.get(f"/v1/cases/{nearest['id']}/thumbnail")
@@ -294,9 +294,7 @@ def test_an_unknown_case(make_client: MakeClient) -> None:
         assert (answer.status_code, answer.json()["type"]) == (404, "urn:cbmir:problem:no-case")
 
 
-def test_a_case_that_was_removed_since_it_was_shown(
-    make_client: MakeClient, tiny_gallery: Path, tmp_path: Path
-) -> None:
+def test_a_case_removed_since_it_was_shown(make_client: MakeClient, tiny_gallery: Path, tmp_path: Path) -> None:
     client = make_client(gallery=Path(shutil.copytree(tiny_gallery, tmp_path / "gallery")))
     with Gallery.open(tmp_path / "gallery") as gallery:
         (first, *_) = gallery.ids()
@@ -307,7 +305,7 @@ def test_a_case_that_was_removed_since_it_was_shown(
     assert (answer.status_code, answer.json()["type"]) == (404, "urn:cbmir:problem:no-case")
 
 
-def test_a_gallery_of_pseudonyms_without_their_key(
+def test_a_gallery_with_pseudonyms_without_their_key(
     make_client: MakeClient, tiny_model: Path, tiny_manifest: Path, tmp_path: Path, png: bytes
 ) -> None:
     with open_engine(tiny_model, threads=1) as engine:
@@ -340,7 +338,7 @@ def test_about(client: TestClient, tiny_card: ModelCard) -> None:
     assert about["gallery"]["generation"] >= 1
 
 
-def test_health_is_ready_only_when_it_is_warm(make_client: MakeClient, tiny_model: Path) -> None:
+def test_health_is_ready_only_after_warm_up(make_client: MakeClient, tiny_model: Path) -> None:
     live = ReloadableFinder(lambda: Finder.open(tiny_model, threads=1), at_once=False)
     client = make_client(live=live)
     assert client.get("/health/live").json() == {"status": "live"}
@@ -359,7 +357,7 @@ def replace_gallery(gallery: Path) -> None:
     gallery.with_name("new").rename(gallery)
 
 
-def test_a_replaced_gallery_is_told_with_its_cure(
+def test_a_replaced_gallery_is_reported_with_the_remedy(
     make_client: MakeClient, tiny_gallery: Path, tmp_path: Path, png: bytes
 ) -> None:
     gallery = Path(shutil.copytree(tiny_gallery, tmp_path / "gallery"))
@@ -376,7 +374,7 @@ def test_a_replaced_gallery_is_told_with_its_cure(
     assert client.get("/health/ready").status_code == 200
 
 
-def test_a_reload_that_fails_changes_nothing(make_client: MakeClient, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failed_reload_changes_nothing(make_client: MakeClient, tiny_model: Path, tmp_path: Path) -> None:
     model = Path(shutil.copy(tiny_model, tmp_path / "model.onnx"))
     client = make_client(live=ReloadableFinder(lambda: Finder.open(model, threads=1)))
     model.write_bytes(b"damaged")
@@ -398,7 +396,7 @@ class Held:
         return self._function(*arguments, **more)
 
 
-def test_when_all_places_are_taken(make_client: MakeClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_service_refuses_requests(make_client: MakeClient, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     client = make_client(concurrency=1, queue=0)
     held = Held(Finder.embed)
     monkeypatch.setattr(Finder, "embed", lambda *arguments: held(*arguments))
@@ -415,7 +413,7 @@ def test_when_all_places_are_taken(make_client: MakeClient, png: bytes, monkeypa
     assert client.post("/v1/embed", content=png).status_code == 200
 
 
-def test_stopping_waits_for_no_work_that_nobody_asks_for_any_more(
+def test_stopping_does_not_wait_for_abandoned_work(
     tiny_model: Path, png: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     let, is_over = threading.Event(), threading.Event()
@@ -435,7 +433,7 @@ def test_stopping_waits_for_no_work_that_nobody_asks_for_any_more(
         let.set()
 
 
-def test_a_gallery_that_hangs_is_told_and_keeps_no_reload_waiting(
+def test_a_hanging_gallery_is_reported_and_does_not_delay_a_reload(
     make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "_CHECK_S", 0.05)

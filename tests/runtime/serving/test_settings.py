@@ -13,7 +13,7 @@ from cbmir.runtime.serving.settings import Settings, load_token
 TOKEN = "0123456789abcdef-._~+/=="
 
 
-def test_defaults_are_for_this_machine_alone() -> None:
+def test_defaults_are_for_this_machine_only() -> None:
     settings = Settings()
     assert settings.token is None
     assert set(settings.hosts) == {"127.0.0.1", "localhost", "[::1]"}
@@ -54,7 +54,7 @@ def test_a_token_that_others_may_read_is_refused(mode: int, file: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "short", "a" * 15, "two lines of\nsomething", "Ångström-Ångström", "a" * 5000])
-def test_a_token_that_is_none_is_refused_and_not_quoted(text: str, file: Path) -> None:
+def test_an_invalid_token_is_refused_and_not_quoted(text: str, file: Path) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match="expected a token") as refused:
         load_token(file)

@@ -61,7 +61,7 @@ def test_every_method_answers_every_query(
     assert answers.neighbours.shape == (len(query), 10 + SPARE)
 
 
-def test_the_figures_are_those_of_the_vectors(tiny_report: Path, tiny_plan: Plan) -> None:
+def test_the_figures_match_the_vectors(tiny_report: Path, tiny_plan: Plan) -> None:
     cell = Cell(PART, "dsh")
     answers, vectors = read_answers(tiny_report, tiny_plan, cell), read_vectors(cell_folder(tiny_report, cell))
     gallery = read_manifest(selection_path(tiny_report, PART)).split("train")
@@ -74,7 +74,7 @@ def test_the_figures_are_those_of_the_vectors(tiny_report: Path, tiny_plan: Plan
     np.testing.assert_allclose(answers.retrieval["positive queries"].jaccard_ndcg, expected.jaccard_ndcg, rtol=1e-6)
 
 
-def test_what_is_kept_is_small_and_answers_of_another_version_are_refused(
+def test_stored_answers_are_small_and_those_of_another_version_are_refused(
     tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], tmp_path: Path
 ) -> None:
     cell = tiny_cells["proxy"]
@@ -92,7 +92,7 @@ def test_what_is_kept_is_small_and_answers_of_another_version_are_refused(
         read_answers(tmp_path, tiny_plan, cell)
 
 
-def test_thresholds_and_calibration_are_those_of_the_card(
+def test_thresholds_and_calibration_match_the_card(
     tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]
 ) -> None:
     card = load_model(cell_folder(tiny_report, tiny_cells["bce"]) / "run")[1]
@@ -102,14 +102,14 @@ def test_thresholds_and_calibration_are_those_of_the_card(
     assert read_answers(tiny_report, tiny_plan, tiny_cells["itq"]).calibration == []
 
 
-def test_the_network_of_a_cell_is_a_run_that_can_be_exported_unless_it_hashes(tiny_report: Path) -> None:
+def test_the_run_of_a_cell_can_be_exported_unless_it_hashes(tiny_report: Path) -> None:
     model, card, _ = load_model(cell_folder(tiny_report, Cell(PART, "proxy-anchor")) / "run")
     assert model.head.kind == card.head == "proxy"
     with pytest.raises(RunError, match="benchmark's alone"):
         load_model(cell_folder(tiny_report, Cell(PART, "dsh")) / "run")
 
 
-def test_proxies_are_as_the_method_says(tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
+def test_proxies_follow_the_method(tiny_report: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
     """About 24 of 48 training images show each finding, so `auto` gives one proxy per class."""
 
     def facts(method: str) -> tuple[list[int], bool]:
@@ -133,9 +133,7 @@ def test_a_finished_cell_is_not_trained_again(
     run_cell(tiny_report, tiny_plan, Cell(PART, "proxy", "2"))
 
 
-def test_answers_that_were_not_finished_are_made_from_the_run_that_is(
-    tiny_report: Path, tiny_plan: Plan, tmp_path: Path
-) -> None:
+def test_unfinished_answers_are_made_from_the_finished_run(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
     cell, report = Cell(PART, "bce"), tmp_path / "report"
     shutil.copytree(tiny_report, report)
     folder = cell_folder(report, cell)
@@ -152,7 +150,7 @@ def test_answers_that_were_not_finished_are_made_from_the_run_that_is(
     np.testing.assert_array_equal(after.retrieval["all queries"].ndcg, before.retrieval["all queries"].ndcg)
 
 
-def test_what_a_method_cannot_work_on_is_a_clear_error(
+def test_a_method_that_cannot_run_gives_a_clear_error(
     squares: Path, tiny_plan: Plan, tiny_report: Path, tmp_path: Path
 ) -> None:
     plan = replace(tiny_plan, methods=("itq",), training=tiny_plan.training | {"code_bits": 10_000})
@@ -167,7 +165,7 @@ def test_what_a_method_cannot_work_on_is_a_clear_error(
     assert not (cell_folder(tmp_path / "r", Cell(PART, "itq")) / FACTS).exists()
 
 
-def test_cells_from_another_machine_are_taken_where_images_and_options_are_the_same(
+def test_cells_from_another_machine_are_accepted_for_the_same_images_and_options(
     tiny_report: Path, tiny_plan: Plan, squares: Path, tmp_path: Path
 ) -> None:
     table, report = read_manifest(squares), tmp_path / "report"

@@ -64,7 +64,7 @@ def test_decisions_are_checked(
     refused(tmp_path, tiny_plan, tiny_cells, rf"{FACTS}: .*found (thresholds|calibration).*--resume")
 
 
-def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
+def test_a_pipe_is_refused(folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell]) -> None:
     (folder / VALUES).unlink()
     os.mkfifo(folder / VALUES)
     refused(tmp_path, tiny_plan, tiny_cells, "a device or pipe")
@@ -96,7 +96,7 @@ def test_answers_are_checked(
     refused(tmp_path, tiny_plan, tiny_cells, rf"{VALUES}: expected a file of .*--resume")
 
 
-def test_damaged_arrays_and_those_that_unpack_too_far(
+def test_damaged_and_oversized_arrays_are_refused(
     folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = (folder / VALUES).read_bytes()
@@ -111,7 +111,7 @@ def test_damaged_arrays_and_those_that_unpack_too_far(
         read_vectors(folder)
 
 
-def test_arrays_that_numpy_can_read_are_read_and_others_are_not(
+def test_only_arrays_that_numpy_can_read_are_accepted(
     folder: Path, tmp_path: Path, tiny_plan: Plan, tiny_cells: dict[str, Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with np.load(folder / VALUES) as data:
@@ -132,5 +132,5 @@ def test_arrays_that_numpy_can_read_are_read_and_others_are_not(
         read_vectors(folder)
 
 
-def test_facts_of_a_cell_stay_as_they_were_written(folder: Path) -> None:
+def test_facts_of_a_cell_are_unchanged(folder: Path) -> None:
     assert module._read_facts(folder) == json.loads((folder / FACTS).read_text())

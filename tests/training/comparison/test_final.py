@@ -47,7 +47,7 @@ def folds(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["proxy", "fitted"])
-def test_every_image_trains_and_the_folds_decide(method: str, folds: Path, tmp_path: Path) -> None:
+def test_training_uses_every_image_and_the_settings_of_the_folds(method: str, folds: Path, tmp_path: Path) -> None:
     run = train_final(folds, tmp_path / "run", method)
     card, config = run.read_card(), run.read_config()
     plan = Plan.read(folds)
@@ -77,7 +77,7 @@ def test_every_image_trains_and_the_folds_decide(method: str, folds: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_finished_or_stopped_one_goes_on(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_or_stopped_run_resumes(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path / "run")
     with pytest.raises(SystemExit) as end:
         main(["final", str(folds), "-o", str(run.path), "--method", "proxy", "--json"])
@@ -93,7 +93,7 @@ def test_a_finished_or_stopped_one_goes_on(folds: Path, tmp_path: Path, capsys: 
         train_final(folds, run.path, "fitted", resume=True)
 
 
-def test_what_cannot_be_trained_is_refused(folds: Path, tiny_report: Path, tmp_path: Path) -> None:
+def test_unsuitable_reports_and_methods_are_refused(folds: Path, tiny_report: Path, tmp_path: Path) -> None:
     for report, method, seed, message in (
         (folds, "bce", 0, "expected a method of this benchmark"),
         (folds, "itq", 0, "a method whose network can be exported, found itq"),

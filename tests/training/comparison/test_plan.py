@@ -40,7 +40,7 @@ def names(plan: Plan) -> list[str]:
     return [cell.name for cell in plan.cells()]
 
 
-def test_all_methods_and_those_that_rest_on_bce_come_last(squares: Path) -> None:
+def test_methods_that_need_bce_come_last(squares: Path) -> None:
     plan, table = plan_of(squares)
     methods = [cell.method for cell in plan.cells()]
     assert sorted(methods) == sorted(METHODS)
@@ -48,7 +48,7 @@ def test_all_methods_and_those_that_rest_on_bce_come_last(squares: Path) -> None
     assert select_parts(plan, table) == {Part(0, 0, 0): table}
 
 
-def test_bce_is_added_where_a_method_rests_on_it(squares: Path) -> None:
+def test_bce_is_added_if_a_method_needs_it(squares: Path) -> None:
     assert names(plan_of(squares, methods=("itq",))[0]) == ["seed0/bce", "seed0/itq"]
     assert names(plan_of(squares, methods=("texture",))[0]) == ["seed0/texture"]
 
@@ -100,18 +100,18 @@ def test_how_a_cell_is_trained(squares: Path) -> None:
         ({"pairs": ("Mass",)}, "a pair of labels"),
     ],
 )
-def test_what_cannot_be_planned(squares: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_plans(squares: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RunError, match=message):
         plan_of(squares, **options)
 
 
-def test_a_pair_of_labels_that_are_not_there_is_refused_before_anything_is_trained(squares: Path) -> None:
+def test_a_pair_of_unknown_labels_is_refused_before_training(squares: Path) -> None:
     assert plan_of(squares, pairs=("Mass / Effusion",))[0].pairs == ("Mass / Effusion",)
     with pytest.raises(ManifestError, match="Edema"):
         plan_of(squares, pairs=("Mass/Edema",))
 
 
-def test_negative_proxies_are_not_swept_where_every_image_has_a_finding(squares: Path) -> None:
+def test_negative_proxies_are_not_swept_if_every_image_has_a_finding(squares: Path) -> None:
     protocol = replace(TABLE, negatives=False)
     options: dict[str, Any] = {"seeds": 1, "folds": 0, "pairs": (), "training": TRAINING, "command": ""}
     for sweeps in ((), ("train-size",)):
@@ -148,7 +148,7 @@ def test_resume_adds_methods_and_refuses_other_options(squares: Path, tmp_path: 
     prepare(report, replace(more, training=TRAINING | {"devices": "2"}), table, resume=True)
 
 
-def test_sweeps_that_are_added_keep_what_is_finished(squares: Path, tmp_path: Path) -> None:
+def test_added_sweeps_keep_finished_cells(squares: Path, tmp_path: Path) -> None:
     plan, table = plan_of(squares, methods=("proxy",))
     prepare(tmp_path / "report", plan, table, resume=False)
     more, _ = plan_of(squares, methods=("proxy",), sweeps=("proxies-per-class", "train-size"))
@@ -158,7 +158,7 @@ def test_sweeps_that_are_added_keep_what_is_finished(squares: Path, tmp_path: Pa
     assert (merged.shown_size, merged.shown_proxies) == (0, "2")
 
 
-def test_every_part_of_what_was_asked_over_time_has_its_selection(squares: Path, tmp_path: Path) -> None:
+def test_every_part_of_a_resumed_plan_has_a_selection(squares: Path, tmp_path: Path) -> None:
     """Two seeds come first, then sizes for one seed: they are crossed."""
     report = tmp_path / "report"
     prepare(report, *plan_of(squares, methods=("proxy",), seeds=2), resume=False)
@@ -167,9 +167,7 @@ def test_every_part_of_what_was_asked_over_time_has_its_selection(squares: Path,
     assert all(selection_path(report, part).exists() for part in more.parts())
 
 
-def test_a_sweep_keeps_the_selection_that_a_drawn_protocol_had_without_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_added_sweep_keeps_the_existing_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The images selected without a sweep are also those of this size in the sweep, within the larger sizes."""
     protocol = replace(CHEXPERT, sizes=(4, 8, 16), size=8, queries=4)
     monkeypatch.setitem(PROTOCOLS, "chexpert", protocol)
@@ -187,7 +185,7 @@ def test_a_sweep_keeps_the_selection_that_a_drawn_protocol_had_without_it(
     }  # fmt: skip
 
 
-def test_images_that_were_moved_are_found_and_a_changed_selection_is_refused(squares: Path, tmp_path: Path) -> None:
+def test_moved_images_are_found_and_a_changed_selection_is_refused(squares: Path, tmp_path: Path) -> None:
     plan, table = plan_of(squares, methods=("proxy",))
     part, report = Part(0, 0, 0), tmp_path / "report"
     prepare(report, plan, table, resume=False)
@@ -198,7 +196,7 @@ def test_images_that_were_moved_are_found_and_a_changed_selection_is_refused(squ
         prepare(report, plan, replace(table, rows=table.rows[:-1]), resume=True)
 
 
-def test_a_folder_of_something_else_is_left_alone(squares: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_left_alone(squares: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     plan, table = plan_of(squares)
     for resume in (False, True):
@@ -240,12 +238,12 @@ def test_only_fitted_methods_end_with_a_linear_fit(squares: Path) -> None:
     assert fits == {"bce": False, "proxy-fitted": True, "fitted": True}
 
 
-def test_bce_has_as_many_seeds_as_the_methods_that_rest_on_it(squares: Path) -> None:
+def test_bce_has_as_many_seeds_as_the_methods_that_need_it(squares: Path) -> None:
     plan, _ = plan_of(squares, methods=("bce", "itq"), seeds=2, tuned={"bce": {"seeds": 1}})
     assert names(plan) == ["seed0/bce", "seed0/itq", "seed1/bce", "seed1/itq"]
 
 
-def test_a_method_that_is_added_brings_its_own_options(squares: Path) -> None:
+def test_an_added_method_keeps_its_own_options(squares: Path) -> None:
     before, _ = plan_of(squares, methods=("bce",), tuned={"bce": {"lr": 0.5, "seeds": 1}})
     after, _ = plan_of(squares, methods=("fitted",), tuned={"bce": {"lr": 0.5}, "fitted": {"lr": 0.1}})
     assert before.differences(after) == []

@@ -45,7 +45,7 @@ def counts(manifest: Manifest) -> dict[str, int]:
     return dict(Counter(row.split for row in manifest))
 
 
-def test_nih_takes_exactly_what_it_says_and_only_images_with_one_of_the_13() -> None:
+def test_nih_takes_exact_counts_of_images_with_one_of_the_13() -> None:
     selected = select(SMALL_NIH, _nih(100, 9), 1, 0, 0, 50)
     assert counts(selected) == {"train": 50, "test": 20, "val": 10}
     assert selected.labels.names == NIH_13
@@ -56,7 +56,7 @@ def test_nih_takes_exactly_what_it_says_and_only_images_with_one_of_the_13() -> 
     assert select(SMALL_NIH, _nih(100, 9), 2, 0, 0, 50) != selected
 
 
-def test_chexpert_takes_images_without_a_finding_and_uncertain_ones_too() -> None:
+def test_chexpert_includes_images_without_findings_and_uncertain_ones() -> None:
     kinds = [(0,) * 9, (-1,) + (0,) * 8, (1,) * 9]
     rows = tuple(Row(Path(f"{p}.png"), str(p), kinds[p % 3]) for p in range(90))
     selected = select(SMALL_CHEXPERT, Manifest(LabelSet(CHEXPERT_9), rows), 0, 0, 0, 60)
@@ -64,7 +64,7 @@ def test_chexpert_takes_images_without_a_finding_and_uncertain_ones_too() -> Non
     assert {row.labels for row in selected} == set(kinds)
 
 
-def test_too_few_images_says_how_many_are_missing() -> None:
+def test_too_few_images_are_reported_with_the_number_missing() -> None:
     # Ten patients have six images with Mass each: four patients are for queries, two for val, four for train.
     with pytest.raises(SplitError, match="ran out 56 short of the 80 for train"):
         select(SMALL_NIH, _nih(10, 18), 0, 0, 0, 80)
@@ -72,7 +72,7 @@ def test_too_few_images_says_how_many_are_missing() -> None:
         select(NIH, _table(10), 0, 0, 0, 80)
 
 
-def test_smaller_training_sets_are_part_of_larger_ones_and_what_would_have_been_drawn() -> None:
+def test_smaller_training_sets_are_part_of_larger_ones_and_equal_a_direct_draw() -> None:
     whole = select(SMALL_NIH, _nih(100, 9), 3, 0, 0, 64)
     before: set[Path] = set()
     for size in (8, 16, 64):
@@ -85,7 +85,7 @@ def test_smaller_training_sets_are_part_of_larger_ones_and_what_would_have_been_
         keep_training(whole, 65, seed=3)
 
 
-def test_a_table_keeps_its_splits_or_is_cut_into_folds_that_are_the_same_for_every_seed() -> None:
+def test_a_table_keeps_its_splits_or_has_the_same_folds_for_every_seed() -> None:
     table = _table(50)
     assert select(TABLE, table, 0, 0, 0, 0) == table
     folds = [select(TABLE, table, seed, 2, 5, 0) for seed in (0, 1)]
@@ -98,7 +98,7 @@ def test_a_table_keeps_its_splits_or_is_cut_into_folds_that_are_the_same_for_eve
         select(TABLE, table.split("train"), 0, 0, 0, 0)
 
 
-def test_draw_cuts_the_last_patient_and_shares_none() -> None:
+def test_draw_takes_part_of_the_last_patient_and_shares_none() -> None:
     rows = tuple(Row(Path(f"{i}.png"), str(i // 4), (1,)) for i in range(40))
     drawn = draw(Manifest(LabelSet(("Mass",)), rows), {"test": 5, "train": 10}, seed=0, eligible=lambda row: True)
     assert counts(drawn) == {"test": 5, "train": 10}

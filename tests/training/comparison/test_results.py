@@ -50,7 +50,7 @@ def test_no_path_of_this_machine_is_in_the_results(tiny_report: Path, tiny_plan:
     assert str(tmp_path) not in text and str(tiny_report) not in text and tiny_plan.manifest not in text
 
 
-def test_a_benchmark_of_phantoms_says_so(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
+def test_a_benchmark_of_phantoms_is_declared(tiny_report: Path, tiny_plan: Plan, tmp_path: Path) -> None:
     assert make_results(tiny_report, tiny_plan)["notes"] == []
     shutil.copytree(tiny_report, tmp_path / "report")
     selection = selection_path(tmp_path / "report", tiny_plan.parts()[0])

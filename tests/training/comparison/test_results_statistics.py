@@ -33,7 +33,7 @@ def answers(ndcg: list[float], patients: list[str], **options: Any) -> CellAnswe
     )  # fmt: skip
 
 
-def test_queries_of_all_parts_are_pooled_and_sd_is_over_seeds() -> None:
+def test_queries_of_all_parts_are_pooled_and_the_deviation_is_over_seeds() -> None:
     parts = [answers(v, p) for v in ([0.2, 0.4], [0.6, NAN]) for p in (["a", "b"], ["c", "d"])]
     found = figures(Pool(parts, [0, 1, 0, 1]))
     ndcg = found["positive queries"]["ndcg"]
@@ -116,7 +116,7 @@ def test_corrected_ndcg_is_pooled_over_parts() -> None:
     assert figures(Pool([right, blind], [0, 0]))["lists"]["gallery_shown"] == pytest.approx((1 + 1 / 2) / 2)
 
 
-def test_best_is_only_who_leads_in_all_three_with_intervals() -> None:
+def test_the_best_method_leads_in_all_three_metrics_with_intervals() -> None:
     patients = [str(i) for i in range(40)]
     turned = np.linspace(0, 1, 40, dtype=np.float32)[:, None]
     right = answers([0.5] * 40, patients)
@@ -143,7 +143,7 @@ def test_best_is_only_who_leads_in_all_three_with_intervals() -> None:
     assert best_method({})["leaders"] == {}
 
 
-def test_methods_of_fewer_seeds_are_compared_on_the_parts_that_all_have() -> None:
+def test_methods_with_fewer_seeds_are_compared_on_common_parts() -> None:
     plan = Plan("table", "m.csv", "", ("bce", "fitted"), seeds=2, tuned={"bce": {"seeds": 1}})
     right, wrong = (
         answers([0.1] * 4, list("abcd"), scores=np.array(scores, np.float32)[:, None], lists=lists)

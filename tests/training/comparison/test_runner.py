@@ -37,7 +37,7 @@ def test_every_cell_runs_once(programs: dict[str, str], tmp_path: Path) -> None:
     assert run_cells(tmp_path, PLAN) == 0, "finished cells are not run again"
 
 
-def test_a_failed_cell_keeps_its_error_the_rest_goes_on_and_it_is_tried_again(
+def test_a_failed_cell_keeps_its_error_does_not_stop_the_rest_and_is_retried(
     programs: dict[str, str], tmp_path: Path
 ) -> None:
     programs["proxy"] = "import sys; print('Error: the loss became nan', file=sys.stderr); sys.exit(1)"
@@ -50,26 +50,26 @@ def test_a_failed_cell_keeps_its_error_the_rest_goes_on_and_it_is_tried_again(
     assert not (tmp_path / "cells/seed0/proxy-m2" / FAILED).exists()
 
 
-def test_a_killed_cell_says_so(programs: dict[str, str], tmp_path: Path) -> None:
+def test_a_killed_cell_is_reported(programs: dict[str, str], tmp_path: Path) -> None:
     programs["proxy"] = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     assert run_cells(tmp_path, PLAN) == 1
     assert "SIGKILL" in json.loads((tmp_path / "cells/seed0/proxy-m2" / FAILED).read_text())["error"]
 
 
-def test_a_cell_that_ends_well_without_answers_has_failed(programs: dict[str, str], tmp_path: Path) -> None:
+def test_a_cell_that_exits_without_answers_has_failed(programs: dict[str, str], tmp_path: Path) -> None:
     programs["proxy"] = "print('nothing done')"
     assert run_cells(tmp_path, PLAN) == 1
     assert json.loads((tmp_path / "cells/seed0/proxy-m2" / FAILED).read_text())["error"] == "nothing done"
 
 
-def test_those_that_rest_on_bce_wait_for_it(programs: dict[str, str], tmp_path: Path) -> None:
+def test_methods_that_need_bce_wait_for_it(programs: dict[str, str], tmp_path: Path) -> None:
     programs["itq"] = (
         "from pathlib import Path; assert Path(r'{folder}').parent.joinpath('bce/cell.json').exists();" + FINISH
     )
     assert run_cells(tmp_path, PLAN, jobs=3) == 0
 
 
-def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str, str], tmp_path: Path) -> None:
+def test_stopping_ends_running_cells_and_starts_no_more(programs: dict[str, str], tmp_path: Path) -> None:
     """The second cell waits for a signal that only stopping sends; the third is never started."""
     programs["proxy"] = "import signal; signal.pause()"
     cells = [Cell(Part(0, 0, 0), name) for name in ("bce", "proxy", "itq")]
@@ -80,7 +80,7 @@ def test_stopping_stops_the_running_cells_and_starts_no_more(programs: dict[str,
     assert not (tmp_path / "cells/seed0/proxy-m2" / FACTS).exists()
 
 
-def test_no_signal_is_sent_to_what_has_ended(
+def test_no_signal_is_sent_to_a_finished_process(
     programs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process may have its id by now."""

@@ -35,7 +35,7 @@ def test_feature_map_and_dimension(name: str, dim: int) -> None:
         ("regnet_y_400mf", "fc"), ("shufflenet_v2_x0_5", "fc"),
     ],
 )  # fmt: skip
-def test_torchvisions_own_weights_give_torchvisions_own_answer(name: str, head: str, tmp_path: Path) -> None:
+def test_torchvision_weights_give_the_same_answer_as_torchvision(name: str, head: str, tmp_path: Path) -> None:
     """Its state dict fits unchanged, and a grey image gives the same as the image in three channels."""
     model = torchvision.models.get_model(name).eval()
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, tmp_path / "w.pt")
@@ -46,7 +46,7 @@ def test_torchvisions_own_weights_give_torchvisions_own_answer(name: str, head: 
         torch.testing.assert_close(answer, model(grey.expand(-1, 3, -1, -1)), atol=1e-4, rtol=1e-3)
 
 
-def test_what_does_not_match_is_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mismatched_tensors_are_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     encoder, _ = build_encoder("timm:test_resnet")
     state = dict(encoder.state_dict())
     name = next(iter(state))
@@ -63,7 +63,7 @@ def test_weights_of_another_encoder_are_refused(tmp_path: Path) -> None:
         build_encoder("timm:test_resnet", str(tmp_path / "w.pt"))
 
 
-def test_a_file_that_holds_no_weights_is_refused(tmp_path: Path) -> None:
+def test_a_file_without_weights_is_refused(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_text("hello")
     with pytest.raises(EncoderError, match="state dict"):
         build_encoder("timm:test_resnet", str(tmp_path / "w.pt"))
@@ -84,7 +84,7 @@ def test_an_image_size_that_patches_do_not_divide_is_refused() -> None:
         build_encoder("timm:test_vit", image_size=100)
 
 
-def test_the_ranges_that_libraries_state() -> None:
+def test_grey_ranges_of_libraries() -> None:
     imagenet = GreyRange((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     assert own_input("resnet18") == OwnInput(224, imagenet) == own_input("timm:resnet18")
     assert own_input("timm:tf_efficientnet_lite0") == OwnInput(224, SIGNED)
@@ -94,7 +94,7 @@ def test_the_ranges_that_libraries_state() -> None:
     assert own_input("xrv:resnet50").image_size == 512
 
 
-def test_the_range_is_that_of_the_option() -> None:
+def test_grey_range_option() -> None:
     assert grey_range_of("resnet18") == grey_range_of("timm:test_vit") == SIGNED
     assert grey_range_of("xrv:densenet121").std == (1 / 2048,)
     assert grey_range_of("xrv:densenet121", "signed") == SIGNED
@@ -106,7 +106,7 @@ def test_the_range_is_that_of_the_option() -> None:
 
 
 @pytest.mark.parametrize("name", ["resnet18", "timm:test_resnet", "timm:test_vit"])
-def test_three_channels_in_their_own_range_answer_as_the_library_does(name: str, tmp_path: Path) -> None:
+def test_three_channels_with_their_own_range_match_the_library(name: str, tmp_path: Path) -> None:
     """This includes the border, where a convolution's padding is 0 in the library's range."""
     range_ = GreyRange((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     if name == "resnet18":
@@ -132,7 +132,7 @@ def test_two_convolutions_that_read_the_image_are_refused() -> None:
         build_encoder("timm:repvgg_a0", grey_range=own_input("resnet18").grey_range)
 
 
-def test_weights_that_lack_a_tensor_are_refused_where_all_are_asked_for(tmp_path: Path) -> None:
+def test_incomplete_weights_are_refused_if_complete_ones_are_required(tmp_path: Path) -> None:
     encoder, _ = build_encoder("timm:test_resnet")
     state = dict(encoder.state_dict())
     state.pop("layer1.0.conv1.weight")
@@ -142,13 +142,13 @@ def test_weights_that_lack_a_tensor_are_refused_where_all_are_asked_for(tmp_path
         build_encoder("timm:test_resnet", str(tmp_path / "w.pt"), complete=True)
 
 
-def test_the_fields_own_have_no_imagenet_weights() -> None:
+def test_chest_xray_encoders_have_no_imagenet_weights() -> None:
     for name in ("xrv:densenet121", "rad-dino"):
         with pytest.raises(EncoderError, match="as a file"):
             build_encoder(name, "imagenet")
 
 
-def test_a_run_is_read_back_with_its_transformer_and_range(
+def test_a_run_restores_its_transformer_and_range(
     make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
 ) -> None:
     """The card is enough: it has the encoder's name, the image size and the range."""

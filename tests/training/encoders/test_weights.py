@@ -177,7 +177,7 @@ class Trap:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_nothing_that_a_file_names_is_run(zipped: bool, tmp_path: Path) -> None:
+def test_pickled_code_is_never_run(zipped: bool, tmp_path: Path) -> None:
     model = nn.Conv2d(1, 2, 3)
     model.trap = Trap(tmp_path / "sprung")  # type: ignore[assignment]
     torch.save(model, tmp_path / "w.pt", _use_new_zipfile_serialization=zipped)

@@ -220,7 +220,7 @@ def test_equal_zero_and_saturated_codes_stay_finite(loss_type: type[HashingLoss]
 
 
 @pytest.mark.parametrize("loss_type", [DSHLoss, SDHLoss])
-def test_one_image_is_no_pair_and_no_loss(loss_type: type[HashingLoss]) -> None:
+def test_a_single_image_has_zero_loss(loss_type: type[HashingLoss]) -> None:
     head, targets = make_head(4, 8, 2), torch.tensor([[1.0, 0.0]])
     features = torch.randn(1, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
     loss = value(loss_type(targets, negative=True), head, features, targets)
@@ -252,7 +252,7 @@ def test_only_similar_pairs(loss_type: type[HashingLoss], target: float) -> None
     assert after.var(dim=0).sum() < before.var(dim=0).sum()
 
 
-def test_images_of_which_nothing_is_known_are_no_pair() -> None:
+def test_images_without_known_labels_form_no_pairs() -> None:
     """DSH is then 0; the variance and quantisation terms of SDH do not depend on labels."""
     targets = torch.full((4, 2), NAN)
     features = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)).requires_grad_()

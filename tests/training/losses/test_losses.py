@@ -80,7 +80,7 @@ def brute_proxy(head: ProxyHead, embedding: Tensor, targets: Tensor, training: T
 
 @pytest.mark.parametrize("negative", [True, False])
 @pytest.mark.parametrize("counts", [(2, 2, 2), (1, 3, 2), (1, 1, 1)])
-def test_proxy_loss_is_the_papers_with_the_sign_mended(counts: tuple[int, ...], negative: bool) -> None:
+def test_proxy_loss_is_that_of_the_paper_with_the_sign_corrected(counts: tuple[int, ...], negative: bool) -> None:
     head, embedding, targets = problem(3, (*counts, 2) if negative else counts, len(counts))
     loss = MultiLabelProxyLoss(targets, negative=negative)
     got = loss(head, embedding, embedding, targets)
@@ -181,7 +181,7 @@ def test_class_weights_count_known_labels_only() -> None:
     assert plus.tolist() == pytest.approx([2 / 3, 0]) and minus.tolist() == pytest.approx([1 / 3, 0])
 
 
-def test_without_class_weights_all_of_them_are_one() -> None:
+def test_without_balancing_all_class_weights_are_one() -> None:
     head, embedding, targets = problem(3, (2, 2, 2), 3)
     s = head.log_mean_similarity(embedding).exp()
     terms = torch.where(targets == 1, s.log(), (1 - s).log()).masked_fill(targets.isnan(), 0)
@@ -189,7 +189,7 @@ def test_without_class_weights_all_of_them_are_one() -> None:
     assert loss(head, embedding, embedding, targets).item() == pytest.approx(-terms.sum(1).mean().item(), rel=1e-5)
 
 
-def test_negative_class_follows_method() -> None:
+def test_the_negative_class_follows_the_method() -> None:
     targets = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, NAN], [0.0, NAN], [NAN, NAN]])
     column = with_negative_class(targets)[:, 2].tolist()
     assert column[:3] == [1, 0, 0] and all(math.isnan(v) for v in column[3:])
@@ -237,6 +237,6 @@ def test_ml_proxy_nca_by_brute_force(negative: bool) -> None:
     assert v.grad is not None and torch.isfinite(v.grad).all()
 
 
-def test_the_command_line_offers_every_loss_but_those_of_codes() -> None:
+def test_the_command_line_offers_every_loss_except_those_for_codes() -> None:
     assert [*TRAINING_LOSSES, *HASHING_LOSSES] == list(LOSSES)
     assert set().union(*TRAINING_LOSSES.values()) <= {field.name for field in fields(TrainConfig)}

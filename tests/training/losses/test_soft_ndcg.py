@@ -124,7 +124,7 @@ def test_never_above_the_true_ndcg(seed: int, negative: bool) -> None:
     assert known.sum() > 10 and (bound[known] <= truth[known] + 1e-12).all() and (bound[known] > 0).all()
 
 
-def test_own_image_is_left_out() -> None:
+def test_the_query_image_is_left_out() -> None:
     assert without_own(torch.arange(9).view(3, 3)).tolist() == [[1, 2], [3, 5], [6, 7]]
 
 
@@ -169,7 +169,7 @@ def test_gradient() -> None:
     assert torch.autograd.gradcheck(lambda s: smooth_ndcg(s, relevance), similarity)
 
 
-def test_a_gross_mistake_has_a_gradient_that_undoes_it() -> None:
+def test_the_gradient_corrects_a_large_error() -> None:
     """At 0.8 above, a sigmoid with this temperature would be flat."""
     similarity = torch.tensor([[0.1, 0.9]], requires_grad=True)
     smooth_ndcg(similarity, torch.tensor([[1.0, 0.0]])).sum().backward()

@@ -20,7 +20,7 @@ from cbmir.training.picture_check.network import exported, grey, save, untrained
 from cbmir.training.picture_check.views import STORED, Views, changed
 
 
-def test_changes_are_those_of_numpy() -> None:
+def test_changes_agree_with_numpy() -> None:
     view = torch.rand(16, 1, SIDE, SIDE)
     n = torch.arange(16)
     seen = changed(view, n % 2 == 1, n // 4, n // 2 % 2 == 1)
@@ -42,7 +42,7 @@ def test_views_are_in_range_and_depend_on_the_seed() -> None:
         assert not torch.equal(view, getattr(other, take)(rows))
 
 
-def test_a_part_shows_half_a_side_at_most() -> None:
+def test_a_partial_view_shows_at_most_half_of_each_side() -> None:
     """The slope of a ramp over the image shows how much of it is visible."""
     images = np.tile(np.linspace(0, 255, STORED).astype(np.uint8), (1, STORED, 1))
     views = Views(images, 0)
@@ -53,7 +53,7 @@ def test_a_part_shows_half_a_side_at_most() -> None:
         assert low < shown.min() and shown.max() < high
 
 
-def test_impostors_are_drawn_again_alike() -> None:
+def test_impostors_are_reproducible() -> None:
     for number in range(2 * len(KINDS)):
         picture = impostor(number)
         assert (picture.shape, picture.dtype) == ((STORED, STORED), np.uint8)
@@ -61,7 +61,7 @@ def test_impostors_are_drawn_again_alike() -> None:
         assert not np.array_equal(picture, impostor(number + len(KINDS)))
 
 
-def test_the_exported_check_answers_as_the_network(tmp_path: Path) -> None:
+def test_the_exported_check_agrees_with_the_network(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = untrained()
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_the_exported_check_answers_as_the_network(tmp_path: Path) -> None:
     assert (tmp_path / "a.npz").stat().st_size < 300_000
 
 
-def test_thresholds_leave_their_share_of_chests() -> None:
+def test_thresholds_flag_at_most_their_share_of_chests() -> None:
     torch.manual_seed(0)
     check = exported(untrained().eval(), {"thresholds": {}})
     views = Views(np.stack([impostor(n) for n in range(9)]), 0)

@@ -67,7 +67,7 @@ def test_all_views(table: Path) -> None:
     assert manifest.rows[1].split == manifest.rows[2].split
 
 
-def test_thirteen_findings_hold_all_but_no_finding(table: Path) -> None:
+def test_thirteen_findings_are_all_except_no_finding(table: Path) -> None:
     manifest = read_chexpert(table.parent, [table], findings=13)
     assert manifest.labels.names == CHEXPERT_13
     assert "No Finding" not in manifest.labels.names
@@ -78,7 +78,7 @@ def test_thirteen_findings_hold_all_but_no_finding(table: Path) -> None:
         read_chexpert(table.parent, [table], findings=14)
 
 
-def test_root_may_be_the_data_set_s_own_folder_renamed(table: Path) -> None:
+def test_the_folder_of_the_data_set_may_be_renamed(table: Path) -> None:
     (table.parent / "CheXpert-v1.0-small").rename(table.parent / "chexpert")
     manifest = read_chexpert(table.parent / "chexpert", [table])
     assert all(row.image.is_file() for row in manifest)
@@ -105,7 +105,7 @@ def test_a_bad_row_is_named(table: Path, row: str, message: str) -> None:
         read_chexpert(table.parent, [_table(table.parent, row)])
 
 
-def test_only_lateral_images_leave_nothing(table: Path) -> None:
+def test_a_table_of_lateral_images_alone_is_refused(table: Path) -> None:
     with pytest.raises(ManifestError, match="--all-views"):
         read_chexpert(table.parent, [_table(table.parent, ROWS[2])])
 
@@ -138,7 +138,7 @@ def test_official_train_and_valid_keep_their_splits(shared: Path, tmp_path: Path
     assert {row.split for row in alone} == {"train", "val", "test"}
 
 
-def test_the_batches_of_today(shared: Path, tmp_path: Path) -> None:
+def test_current_batches(shared: Path, tmp_path: Path) -> None:
     folder = copy_tables(shared, "chexpert", tmp_path) / "batches"
     tables = [next(folder.rglob(name)) for name in ("train.csv", "valid.csv")]
     first = f"{tables[0].parent.name}/valid/"

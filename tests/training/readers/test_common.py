@@ -13,7 +13,7 @@ from cbmir.training.readers.common import listed_labels
     ("text", "expected"),
     [("", []), ("nan", []), ("['a', 'b ']", ["a", "b"]), ('["caf\\u00e9"]', ["café"]), ("7", None), ("[7]", None)],
 )
-def test_lists(text: str, expected: list[str] | None) -> None:
+def test_lists_of_labels(text: str, expected: list[str] | None) -> None:
     assert listed_labels(text) == expected
 
 

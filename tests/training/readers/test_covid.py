@@ -32,7 +32,7 @@ def test_views_modalities_findings_and_dates(covid: Path) -> None:
     assert policies["dates_not_read"] == 2, "a year is no day"
 
 
-def test_what_is_still_to_be_read_is_unknown(covid: Path) -> None:
+def test_unread_images_have_unknown_labels(covid: Path) -> None:
     manifest = read_covid(covid, frontal_only=False)
     lateral = [row for row in manifest if row.view == "LATERAL"]
     assert [row.labels for row in lateral] == [(None,) * 5] * 3
@@ -70,7 +70,7 @@ def test_scores_of_two_readers(ralo: Path) -> None:
         ("s2,", ",", "row 5: expected a subject and two scores"),
     ],
 )
-def test_scores_that_are_none(ralo: Path, old: str, new: str, message: str) -> None:
+def test_invalid_scores(ralo: Path, old: str, new: str, message: str) -> None:
     (ralo / "ralo-dataset-metadata.csv").write_text(RALO.replace(old, new), "utf-8")
     with pytest.raises(ManifestError, match=message):
         read_ralo(ralo)

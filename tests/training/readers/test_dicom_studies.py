@@ -73,7 +73,7 @@ def test_a_folder(archive: Path) -> None:
     assert "ViewPosition (0018,5101)" in reasons["side"][1]
 
 
-def test_what_is_blank_by_the_policy_is_left_out(archive: Path, tmp_path: Path, tiny_model: Path) -> None:
+def test_images_that_are_blank_under_the_policy_are_left_out(archive: Path, tmp_path: Path, tiny_model: Path) -> None:
     """The default policy is `header`, as in training, so that all images of the manifest can be trained on."""
     manifest, left_out, _ = read_dicom_studies(archive, workers=0)
     assert {row.image.name for row in manifest} == {"1", "2", "4"}
@@ -110,7 +110,7 @@ def test_folders_are_followed_or_listed(archive: Path, tmp_path: Path, monkeypat
     assert reasons["pipe"] == (False, "a device or pipe")
 
 
-def test_lateral_views_when_asked(archive: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_lateral_views_on_request(archive: Path, tiny_model: Path, tmp_path: Path) -> None:
     """The manifest marks them as lateral, so later steps accept them."""
     manifest, _, _ = read_dicom_studies(archive, allow_lateral=True, workers=0, labels=("Mass",))
     (side,) = (row for row in manifest if row.view == "LATERAL")
@@ -181,7 +181,7 @@ def test_a_large_dicomdir(archive: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         read_dicom_studies(path, workers=0)
 
 
-def test_places_that_hold_nothing(tmp_path: Path, archive: Path) -> None:
+def test_unusable_paths_are_refused(tmp_path: Path, archive: Path) -> None:
     with pytest.raises(ManifestError, match="found nothing"):
         read_dicom_studies(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
@@ -242,7 +242,7 @@ def test_warnings_are_counted_and_listed(archive: Path, tmp_path: Path, capsys: 
     assert "SeriesDescription (0008,103E) says LAT" in rows[1]["warning"]
 
 
-def test_the_list_goes_where_nothing_is_left_out(tmp_path: Path) -> None:
+def test_the_list_is_deleted_if_nothing_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "manifest.csv"
     path.with_suffix(".left-out.csv").write_text("old")
     assert not write_left_out((), path).exists()

@@ -69,7 +69,7 @@ def publisher() -> Iterator[Publisher]:
         thread.join()
 
 
-def test_a_broken_connection_is_gone_on_with(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_broken_connection_is_resumed(publisher: Publisher, tmp_path: Path) -> None:
     publisher.breaks = [1000, 500]
     waits: list[float] = []
     path = tmp_path / "new" / "archive.tgz"
@@ -82,7 +82,7 @@ def test_a_broken_connection_is_gone_on_with(publisher: Publisher, tmp_path: Pat
     assert sorted(one.name for one in path.parent.iterdir()) == ["archive.tgz", "archive.tgz.sha256"]
 
 
-def test_another_call_goes_on_where_the_first_gave_up(publisher: Publisher, tmp_path: Path) -> None:
+def test_another_call_resumes_the_download(publisher: Publisher, tmp_path: Path) -> None:
     publisher.breaks = [1000, 500]
     path = tmp_path / "archive.tgz"
     with pytest.raises(DownloadError, match="ended early, 2 times; 1,500 bytes are kept"):
@@ -93,7 +93,7 @@ def test_another_call_goes_on_where_the_first_gave_up(publisher: Publisher, tmp_
     assert path.read_bytes() == DATA
 
 
-def test_a_file_that_has_changed_is_fetched_anew(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_changed_file_is_downloaded_again(publisher: Publisher, tmp_path: Path) -> None:
     publisher.breaks = [1000]
     path = tmp_path / "archive.tgz"
     with pytest.raises(DownloadError):
@@ -103,7 +103,7 @@ def test_a_file_that_has_changed_is_fetched_anew(publisher: Publisher, tmp_path:
     assert path.read_bytes() == DATA[::-1]
 
 
-def test_a_server_without_versions_is_asked_from_the_start(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_server_without_etags_is_asked_from_the_start(publisher: Publisher, tmp_path: Path) -> None:
     publisher.etag, publisher.breaks = "", [1000]
     path = tmp_path / "archive.tgz"
     download(publisher.url, path, wait=lambda _: None)
@@ -111,7 +111,7 @@ def test_a_server_without_versions_is_asked_from_the_start(publisher: Publisher,
     assert [wanted for wanted, _ in publisher.asked] == [None, None]
 
 
-def test_a_part_that_is_too_long_is_thrown_away(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_part_that_is_too_long_is_discarded(publisher: Publisher, tmp_path: Path) -> None:
     publisher.breaks = [1000]
     path = tmp_path / "archive.tgz"
     with pytest.raises(DownloadError):
@@ -122,7 +122,7 @@ def test_a_part_that_is_too_long_is_thrown_away(publisher: Publisher, tmp_path: 
     assert path.read_bytes() == DATA
 
 
-def test_what_is_there_is_not_fetched_but_compared(publisher: Publisher, tmp_path: Path) -> None:
+def test_an_existing_file_is_compared_instead_of_downloaded(publisher: Publisher, tmp_path: Path) -> None:
     path = tmp_path / "archive.tgz"
     download(publisher.url, path)
     publisher.status = 500
@@ -132,7 +132,7 @@ def test_what_is_there_is_not_fetched_but_compared(publisher: Publisher, tmp_pat
         download(publisher.url, path)
 
 
-def test_another_digest_than_the_publishers(publisher: Publisher, tmp_path: Path) -> None:
+def test_a_wrong_digest_is_refused(publisher: Publisher, tmp_path: Path) -> None:
     path = tmp_path / "archive.tgz"
     with pytest.raises(DownloadError, match="expected SHA-256 00, found"):
         download(publisher.url, path, digest="00")
@@ -140,7 +140,7 @@ def test_another_digest_than_the_publishers(publisher: Publisher, tmp_path: Path
 
 
 @pytest.mark.parametrize(("status", "asked", "message"), [(404, 1, "refuses it .404"), (503, 3, "503.*3 times")])
-def test_what_is_not_there_and_what_is_away(
+def test_missing_files_and_unavailable_servers(
     publisher: Publisher, tmp_path: Path, status: int, asked: int, message: str
 ) -> None:
     publisher.status = status
@@ -149,7 +149,7 @@ def test_what_is_not_there_and_what_is_away(
     assert len(publisher.asked) == asked
 
 
-def test_no_server_at_all(tmp_path: Path) -> None:
+def test_an_unreachable_server(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="0 bytes are kept"):
         download("http://127.0.0.1:9/archive.tgz", tmp_path / "archive.tgz", tries=1)
 
@@ -173,16 +173,14 @@ def test_unpacking(tmp_path: Path) -> None:
     unpack(archive, tmp_path / "a")  # it exists already
 
 
-def test_without_the_filter_of_python_3_11_4_nothing_is_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unpacking_requires_the_filter_of_python_3_11_4(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("tarfile.data_filter")
     (tmp_path / "a.tgz").write_bytes(_tar("one.png"))
     with pytest.raises(DownloadError, match=r"expected Python 3\.11\.4 or later"):
         unpack(tmp_path / "a.tgz", tmp_path / "a")
 
 
-def test_what_a_killed_process_left_is_deleted(tmp_path: Path) -> None:
+def test_files_left_by_a_killed_process_are_deleted(tmp_path: Path) -> None:
     archive = tmp_path / "a.tgz"
     archive.write_bytes(_tar("one.png"))
     left = tmp_path / ".a.unpacked-1234"
@@ -204,7 +202,7 @@ def test_a_bad_archive_leaves_nothing(tmp_path: Path, data: bytes) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.tgz"]
 
 
-def test_what_an_archive_unpacks_to_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unpacked_size_of_an_archive_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "images.tgz"
     with tarfile.open(archive, "w:gz") as made:
         for name in ("one", "two"):

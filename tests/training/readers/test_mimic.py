@@ -47,13 +47,13 @@ def test_paths_splits_views_and_labels(mimic: Path) -> None:
     assert "shifted" in manifest.about["policies"]["dates"]
 
 
-def test_frontal_views_alone_are_the_default(mimic: Path) -> None:
+def test_frontal_views_are_the_default(mimic: Path) -> None:
     manifest = read_mimic(mimic)
     assert {row.view for row in manifest} == {"PA", "AP"}
     assert manifest.about["policies"]["left_out_by_view"] == {"LATERAL": 6}
 
 
-def test_a_missing_view_position_is_looked_up_in_the_code(mimic: Path) -> None:
+def test_a_missing_view_position_is_taken_from_the_view_code(mimic: Path) -> None:
     path = mimic / "mimic-cxr-2.0.0-metadata.csv"
     text = path.read_text("utf-8")
     path.write_text(text.replace(",PA,", ",,", 1).replace(",AP,", ",LAO,", 1), "utf-8")
@@ -62,7 +62,7 @@ def test_a_missing_view_position_is_looked_up_in_the_code(mimic: Path) -> None:
     assert manifest.about["policies"]["left_out_by_view"] == {"LATERAL": 6, "LAO": 1}
 
 
-def test_reports_lie_beside_the_images_or_where_they_are_said_to(mimic: Path, tmp_path: Path) -> None:
+def test_reports_are_found_beside_the_images_or_in_a_given_folder(mimic: Path, tmp_path: Path) -> None:
     manifest = read_mimic(mimic)
     assert [row.report for row in manifest][:3] == ["FINDINGS: 1.", "FINDINGS: 2.", ""]
     assert manifest.about["policies"]["reports"] == 2
@@ -82,7 +82,7 @@ def test_a_study_without_labels_is_unknown(mimic: Path) -> None:
     assert manifest.about["policies"]["images_of_studies_without_labels"] == 1
 
 
-def test_without_the_split_patients_are_split(mimic: Path) -> None:
+def test_patients_are_split_if_the_split_file_is_missing(mimic: Path) -> None:
     (mimic / "mimic-cxr-2.0.0-split.csv").unlink()
     manifest = read_mimic(mimic, seed=3)
     assert manifest.about["splits"] == "assigned by patient, 70:10:20"
@@ -118,7 +118,7 @@ def test_two_editions_in_one_folder_are_refused(mimic: Path) -> None:
         read_mimic(mimic)
 
 
-def test_the_unpacked_one_of_two_files_is_taken(mimic: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_unpacked_file_is_preferred(mimic: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = mimic / "mimic-cxr-2.0.0-split.csv"
     expected = read_mimic(mimic)
     (mimic / f"{path.name}.gz").write_bytes(gzip.compress(b"another table"))

@@ -69,7 +69,7 @@ def test_official_table_and_nested_folders(entries: Path, images: Path) -> None:
     assert {row.split for row in manifest} == {"train", "val", "test"}
 
 
-def test_thirteen_findings_leave_hernia_out_and_count_what_is_hidden(entries: Path, images: Path) -> None:
+def test_thirteen_findings_exclude_hernia_and_count_the_images_it_hides(entries: Path, images: Path) -> None:
     manifest = read_nih(images, entries, findings=13)
     assert manifest.labels.names == NIH_13
     assert [sum(v or 0 for v in row.labels) for row in manifest] == [2, 0, 0, 1]
@@ -102,7 +102,7 @@ def test_gzip(tmp_path: Path, entries: Path) -> None:
         read_entries(packed)
 
 
-def test_missing_image_stops_or_is_left_out(entries: Path, images: Path) -> None:
+def test_a_missing_image_is_an_error_or_is_left_out(entries: Path, images: Path) -> None:
     next(images.rglob("00000001_001.png")).unlink()
     with pytest.raises(ManifestError, match=r"1 of 4 images .* 00000001_001\.png.*--missing skip"):
         read_nih(images, entries)
@@ -113,7 +113,7 @@ def test_missing_image_stops_or_is_left_out(entries: Path, images: Path) -> None
     assert read_nih(images, entries, missing="skip", findings=13).about["left_out"]["images_with_only_these"] == 0
 
 
-def test_no_image_at_all_is_an_error_in_any_case(tmp_path: Path, entries: Path) -> None:
+def test_a_folder_without_images_is_always_an_error(tmp_path: Path, entries: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
     with pytest.raises(ManifestError, match="found none"):
@@ -125,13 +125,13 @@ def test_no_image_at_all_is_an_error_in_any_case(tmp_path: Path, entries: Path) 
         read_nih(folder / "absent", entries)
 
 
-def test_the_same_image_twice_is_refused(entries: Path, images: Path) -> None:
+def test_a_duplicate_image_is_refused(entries: Path, images: Path) -> None:
     (images / "00000002_000.png").touch()
     with pytest.raises(ManifestError, match="00000002_000 twice"):
         read_nih(images, entries)
 
 
-def test_the_same_row_twice_is_refused(tmp_path: Path, images: Path) -> None:
+def test_a_duplicate_row_is_refused(tmp_path: Path, images: Path) -> None:
     with pytest.raises(ManifestError, match="in two rows"):
         read_nih(images, _write(tmp_path / "twice.csv", HEADER, *ROWS, ROWS[0]))
 
@@ -192,7 +192,7 @@ def test_bad_splits_are_refused(tmp_path: Path, entries: Path, images: Path, lin
         read_nih(images, entries, splits=splits)
 
 
-def test_seed_is_stated_and_counts_are_right(entries: Path, images: Path) -> None:
+def test_the_seed_is_recorded_and_counts_are_right(entries: Path, images: Path) -> None:
     about = read_nih(images, entries, seed=7).about
     assert about["reader"] == "nih"
     assert about["sources"] == ["entries.csv"]
@@ -202,12 +202,12 @@ def test_seed_is_stated_and_counts_are_right(entries: Path, images: Path) -> Non
     assert sum(split["positive"] for split in counts["labels"]["Hernia"].values()) == 2
 
 
-def test_too_few_patients_to_split_is_said(tmp_path: Path, images: Path) -> None:
+def test_too_few_patients_to_split_are_reported(tmp_path: Path, images: Path) -> None:
     with pytest.raises(CbmirError, match="nih: expected at least 3 patients"):
         read_nih(images, _write(tmp_path / "few.csv", HEADER, *ROWS[:3]))
 
 
-def test_the_real_part_survives_the_disk(shared: Path, tmp_path: Path) -> None:
+def test_round_trip_of_the_real_part(shared: Path, tmp_path: Path) -> None:
     nih = shared / "nih"
     manifest = read_nih(nih / "images", nih / "Data_Entry_2017_v2020.csv", splits=nih / "splits.csv")
     write_manifest(manifest, tmp_path / "manifest.csv")
@@ -260,7 +260,7 @@ def test_the_official_split(shared: Path) -> None:
     assert manifest.fingerprint != _nih(shared, official=shared / "nih", seed=2).fingerprint
 
 
-def test_official_lists_that_do_not_fit(tmp_path: Path, entries: Path, images: Path) -> None:
+def test_official_lists_that_do_not_match_are_refused(tmp_path: Path, entries: Path, images: Path) -> None:
     lists = {"train_val_list": ["00000001_000.png", "00000001_001.png"], "test_list": ["00000002_000.png"]}
     for name, lines in lists.items():
         _write(tmp_path / f"{name}.txt", *lines)
@@ -295,7 +295,7 @@ def test_the_real_boxes(shared: Path) -> None:
     )
 
 
-def test_boxes_survive_the_disk(shared: Path, tmp_path: Path) -> None:
+def test_round_trip_of_boxes(shared: Path, tmp_path: Path) -> None:
     manifest = _nih(shared, boxes=shared / "nih" / "BBox_List_2017.csv")
     for name in ("m.csv", "m.parquet"):
         write_manifest(manifest, tmp_path / name)
@@ -320,12 +320,12 @@ def test_a_bad_box_is_named(tmp_path: Path, entries: Path, images: Path, row: st
         read_nih(images, entries, boxes=_write(tmp_path / "boxes.csv", BOX_HEADER, row))
 
 
-def test_a_box_over_the_edge_is_cut_off(tmp_path: Path, entries: Path, images: Path) -> None:
+def test_a_box_beyond_the_edge_is_clipped(tmp_path: Path, entries: Path, images: Path) -> None:
     boxes = _write(tmp_path / "boxes.csv", BOX_HEADER, "00000001_000.png,Infiltrate,-10,512,522,1000")
     assert read_nih(images, entries, boxes=boxes).rows[0].boxes == (Box("Infiltration", 0, 0.5, 0.5, 0.5),)
 
 
-def test_labels_of_google(shared: Path, tmp_path: Path) -> None:
+def test_google_labels(shared: Path, tmp_path: Path) -> None:
     folder = copy_tables(shared, "nih-google", tmp_path)
     draw_images(folder / "images", [f"0009900{n}_000.png" for n in range(6)])
     table = folder / "labels.csv"

@@ -54,7 +54,7 @@ def test_own_headings(openi: Path) -> None:
     assert manifest.rows[4].labels == (0, 1, 1, 0)
 
 
-def test_thickening_is_of_the_pleura_only_where_it_says_so(openi: Path) -> None:
+def test_thickening_is_pleural_only_if_the_heading_says_so(openi: Path) -> None:
     _caption(openi, 9002, "Cardiomegaly/mild", "Thickening/pleura/apex/bilateral")
     _caption(openi, 9003, "Granulomatous Disease", "Thickening/bronchi")
     manifest = read_openi(openi)
@@ -62,7 +62,7 @@ def test_thickening_is_of_the_pleura_only_where_it_says_so(openi: Path) -> None:
     assert [row.labels[place] for row in manifest] == [0, 1, 0, None]
 
 
-def test_captions_that_name_both_views_decide_nothing(openi: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_captions_that_name_both_views_are_ignored(openi: Path, caplog: pytest.LogCaptureFixture) -> None:
     _caption(openi, 9001, "Chest, PA", "PA and lateral views")
     _caption(openi, 9001, "Chest, lateral", "PA and lateral views")
     manifest = read_openi(openi)
@@ -83,7 +83,7 @@ def test_captions_that_name_both_views_decide_nothing(openi: Path, caplog: pytes
     assert policies["left_out_by_view"] == {"LATERAL": 3, "not given": 1}
 
 
-def test_hidden_folders_are_passed_over(openi: Path) -> None:
+def test_hidden_folders_are_skipped(openi: Path) -> None:
     """A download that is killed while unpacking leaves one."""
     expected = read_openi(openi)
     for name in ("images", "ecgen-radiology"):
@@ -91,7 +91,7 @@ def test_hidden_folders_are_passed_over(openi: Path) -> None:
     assert read_openi(openi) == expected
 
 
-def test_a_table_of_projections_goes_before_captions(openi: Path) -> None:
+def test_a_table_of_projections_takes_precedence_over_captions(openi: Path) -> None:
     path = openi / "projections.csv"
     path.write_text("uid,filename,projection\n9001,9001_IM-9000-1001.dcm.png,Lateral\n"
                     "9001,9001_IM-9000-2001.dcm.png,Frontal\n", "utf-8")  # fmt: skip
@@ -103,7 +103,7 @@ def test_a_table_of_projections_goes_before_captions(openi: Path) -> None:
         read_openi(openi, projections=path)
 
 
-def test_names_as_nlm_and_kaggle_write_them() -> None:
+def test_file_names_of_nlm_and_kaggle() -> None:
     assert module._key("CXR1_1_IM-0001-3001") == module._key("1_IM-0001-3001.dcm.png") == ("1", "IM-0001-3001")
     assert module._key("CXR10_IM-0002-1001") == ("10", "IM-0002-1001")
     assert module._key("CXR3102_IM-1454-4004-0001-0002") == ("3102", "IM-1454-4004-0001-0002")
@@ -112,18 +112,18 @@ def test_names_as_nlm_and_kaggle_write_them() -> None:
 @pytest.mark.parametrize(
     ("old", "new"), [("</eCitation>", ""), ('id="CXR9001"', ""), ('<parentImage id="', '<parentImage no="')]
 )
-def test_a_report_that_is_none_is_named(openi: Path, old: str, new: str) -> None:
+def test_an_invalid_report_is_named(openi: Path, old: str, new: str) -> None:
     _caption(openi, 9001, old, new)
     with pytest.raises(ManifestError, match=r"9001\.xml: expected"):
         read_openi(openi)
 
 
-def test_no_report_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_reports(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="--download fetches them"):
         read_openi(tmp_path)
 
 
-def test_the_archives_are_fetched_and_unpacked(openi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_archives_are_downloaded_and_unpacked(openi: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`download` is tested with a server elsewhere; here the archives are local."""
 
     def fetch(url: str, path: Path) -> str:

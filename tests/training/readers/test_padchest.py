@@ -46,7 +46,7 @@ def test_labels_are_mapped_to_those_of_nih(padchest: Path) -> None:
     assert policies["labelled_by"] == {"Physician": len(manifest)}
 
 
-def test_labels_of_the_network_are_counted(padchest: Path) -> None:
+def test_labels_by_the_network_are_counted(padchest: Path) -> None:
     path = padchest / TABLE
     path.write_text(path.read_text("utf-8").replace(",Physician,", ",RNN_model,", 1), "utf-8")
     manifest = read_padchest(padchest, frontal_only=False)
@@ -83,14 +83,14 @@ def test_damaged_and_excluded_images_are_left_out(padchest: Path) -> None:
 
 
 @pytest.mark.parametrize("cell", ["['mass", "mass", '"[1]"', "{}"])
-def test_labels_that_are_no_list_are_refused(padchest: Path, cell: str) -> None:
+def test_labels_that_are_not_a_list_are_refused(padchest: Path, cell: str) -> None:
     path = padchest / TABLE
     path.write_text(path.read_text("utf-8").replace("['normal']", cell, 1), "utf-8")
     with pytest.raises(ManifestError, match=r"row 2: .*a list such as \['cardiomegaly'\]"):
         read_padchest(padchest)
 
 
-def test_ribs_are_no_chest(padchest: Path) -> None:
+def test_rib_views_are_left_out(padchest: Path) -> None:
     path = padchest / TABLE
     path.write_text(path.read_text("utf-8").replace(",PA,Manual", ",COSTAL,Manual", 1), "utf-8")
     assert read_padchest(padchest, frontal_only=False).about["policies"]["left_out_by_view"] == {"COSTAL": 1}

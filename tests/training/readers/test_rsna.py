@@ -45,7 +45,7 @@ def test_boxes_labels_and_views(rsna: Path, caplog: pytest.LogCaptureFixture) ->
     assert "each image counts as a patient" in caplog.text
 
 
-def test_nihs_patients_are_known_by_the_mapping(rsna: Path) -> None:
+def test_the_mapping_gives_nih_patient_ids(rsna: Path) -> None:
     images = list(dict.fromkeys(record["patientId"] for _, record in read_table(rsna / LABELS).records()))
     mapping = [{"subset_img_id": image, "img_id": f"{7 + n // 2:08}_00{n}.png"} for n, image in enumerate(images)]
     path = rsna / "pneumonia-challenge-dataset-mappings_2018.json"
@@ -62,7 +62,7 @@ def test_nihs_patients_are_known_by_the_mapping(rsna: Path) -> None:
             read_rsna(rsna)
 
 
-def test_without_classes_there_is_one_label(rsna: Path) -> None:
+def test_without_a_table_of_classes_there_is_one_label(rsna: Path) -> None:
     (rsna / CLASSES).unlink()
     manifest = read_rsna(rsna)
     assert manifest.labels.names == ("Lung Opacity",)
@@ -79,7 +79,7 @@ def test_without_classes_there_is_one_label(rsna: Path) -> None:
         (CLASSES, "Lung Opacity", "Normal", "expected the class of .* has it, found another"),
     ],
 )
-def test_what_does_not_fit_is_named(rsna: Path, file: str, old: str, new: str, message: str) -> None:
+def test_inconsistent_tables_are_refused(rsna: Path, file: str, old: str, new: str, message: str) -> None:
     path = rsna / file
     path.write_text(path.read_text("utf-8").replace(old, new, 1), "utf-8")
     with pytest.raises(ManifestError, match=message):

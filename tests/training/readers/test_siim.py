@@ -44,7 +44,7 @@ def test_several_masks_of_an_image_are_several_boxes(siim: Path) -> None:
     assert (boxes[1].left, boxes[1].top, boxes[1].width, boxes[1].height) == (0, 0, 0.000977, 0.004883)  # 1 by 5 pixels
 
 
-def test_a_mask_is_the_one_that_was_encoded() -> None:
+def test_round_trip_of_a_mask() -> None:
     random = np.random.default_rng(0)
     for _ in range(20):
         mask = np.zeros((1024, 1024), bool)
@@ -71,7 +71,7 @@ def test_a_mask_is_the_one_that_was_encoded() -> None:
         ("1048575 2", "found one that ends at 1,048,577"),
     ],
 )
-def test_a_mask_that_is_none(runs: str, message: str) -> None:
+def test_an_invalid_mask(runs: str, message: str) -> None:
     with pytest.raises(ManifestError, match=f"here: .*{message}"):
         mask_box(runs, "here")
 

@@ -29,7 +29,7 @@ def _write(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_columns_are_taken_as_named(tmp_path: Path) -> None:
+def test_columns_are_read_by_their_given_names(tmp_path: Path) -> None:
     table = _write(tmp_path, HEADER, *ROWS)
     manifest = read_own_table(table, columns=OWN, labels=["Edema", "Mass"])
     assert manifest.labels.names == ("Edema", "Mass")
@@ -43,7 +43,7 @@ def test_columns_are_taken_as_named(tmp_path: Path) -> None:
     assert manifest.about["policies"]["columns_not_used"] == ["age"]
 
 
-def test_what_is_not_named_is_not_guessed(tmp_path: Path) -> None:
+def test_columns_that_are_not_named_are_not_guessed(tmp_path: Path) -> None:
     lines = ["image,patient_id,split,Mass", *(f"{name}.png,p{name},train,1" for name in "abc")]
     manifest = read_own_table(_write(tmp_path, *lines), labels=["Mass"])
     assert {row.split for row in manifest} == {"train", "val", "test"}  # assigned, not read
@@ -95,7 +95,7 @@ def test_joined_labels_with_fixed_names(tmp_path: Path) -> None:
         read_own_table(table, cells=LabelCells("findings", ";"), labels=["Edema"])
 
 
-def test_a_missing_patient_column_explains_itself(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_patient_column_explains_it(tmp_path: Path) -> None:
     table = _write(tmp_path, "image,Mass", "a.png,1", "b.png,0", "c.png,1")
     with pytest.raises(ManifestError, match=r"'patient_id'.*look similar.*--patient-column image"):
         read_own_table(table, labels=["Mass"])
@@ -104,7 +104,7 @@ def test_a_missing_patient_column_explains_itself(tmp_path: Path) -> None:
     assert manifest.about["policies"]["each_image_its_own_patient"] is True
 
 
-def test_images_may_stand_elsewhere(tmp_path: Path) -> None:
+def test_images_may_be_in_another_folder(tmp_path: Path) -> None:
     folder = tmp_path / "images"
     folder.mkdir()
     _write(folder)
@@ -139,13 +139,13 @@ def test_a_bad_row_is_named(tmp_path: Path, row: str, message: str) -> None:
         read_own_table(_write(tmp_path, HEADER, *ROWS, row), columns=OWN, labels=["Mass", "Edema"])
 
 
-def test_a_patient_in_two_of_the_table_s_splits(tmp_path: Path) -> None:
+def test_a_patient_in_two_splits_of_the_table(tmp_path: Path) -> None:
     table = _write(tmp_path, HEADER, *ROWS, "d.png,p1,,,test,,1,1,0")
     with pytest.raises(SplitError, match=r"p1 \(test and train\)"):
         read_own_table(table, columns=OWN, labels=["Mass"])
 
 
-def test_labels_must_be_named_and_there(tmp_path: Path) -> None:
+def test_labels_must_be_named_and_present(tmp_path: Path) -> None:
     table = _write(tmp_path, HEADER, *ROWS)
     with pytest.raises(ManifestError, match="--labels-column"):
         read_own_table(table, columns=OWN)
@@ -155,7 +155,7 @@ def test_labels_must_be_named_and_there(tmp_path: Path) -> None:
         read_own_table(_write(tmp_path, "image,patient_id,No Finding", "a.png,1,1"), labels=["No Finding"])
 
 
-def test_a_table_without_labels_is_taken_where_that_is_said(tmp_path: Path) -> None:
+def test_a_table_without_labels_is_accepted_on_request(tmp_path: Path) -> None:
     path = _write(tmp_path, "image,patient_id,Mass", "a.png,1,1", "b.png,2,0", "c.png,3,1")
     manifest = read_own_table(path, unlabelled=True)
     assert manifest.labels.names == tuple(NIH_14) and {row.labels for row in manifest} == {(None,) * 14}
@@ -165,7 +165,7 @@ def test_a_table_without_labels_is_taken_where_that_is_said(tmp_path: Path) -> N
         read_own_table(path, cells=LabelCells("Mass"), unlabelled=True)
 
 
-def test_a_column_twice_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="found Mass more than once"):
         read_own_table(_write(tmp_path, "image,patient_id,Mass,Mass", "a.png,1,1,0"), labels=["Mass"])
 
@@ -211,12 +211,12 @@ def _joined(folder: Path, *cells: str, **options: Any) -> Manifest:
         ("a and b", "--separator ' and '"),
     ],
 )
-def test_what_is_joined_otherwise_is_no_label(tmp_path: Path, cell: str, option: str) -> None:
+def test_labels_joined_by_another_separator_are_refused(tmp_path: Path, cell: str, option: str) -> None:
     with pytest.raises(ManifestError, match=rf"row 3, column 'findings': expected findings joined by '\|'.*{option}"):
         _joined(tmp_path, "Mass", cell, "Nodule|Mass")
 
 
-def test_a_label_with_a_comma_is_one_where_it_is_named(tmp_path: Path) -> None:
+def test_a_label_with_a_separator_is_kept_if_it_is_named(tmp_path: Path) -> None:
     manifest = _joined(tmp_path, "Opacity, left", "Mass", "No Finding", labels=["Opacity, left", "Mass"])
     assert [row.labels for row in manifest] == [(1, 0), (0, 1), (0, 0)]
     manifest = _joined(
@@ -243,14 +243,14 @@ def test_a_word_for_a_missing_value_is_an_empty_cell(
     [("Normal study", "text"), ("no acute disease", "text"), ("Mass|nan", "text"), ("['Normal chest']", "list"),
      ("['None']", "list")],
 )  # fmt: skip
-def test_what_seems_to_be_no_finding_is_refused(tmp_path: Path, cell: str, form: str) -> None:
+def test_unclear_words_for_no_finding_are_refused(tmp_path: Path, cell: str, form: str) -> None:
     with pytest.raises(
         ManifestError, match=r"row 2, column 'findings': expected findings, found .*'No Finding'.*empty"
     ):
         _joined(tmp_path, cell, "", "", format=form)
 
 
-def test_lists_are_read_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_are_read_on_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     listed = ("['kyphosis', 'pleural effusion']", '[""kyphosis"", ""caf\\u00e9 \\/""]')
     cells = (*listed, "[]", "", "['normal']", "('kyphosis',)")
     with caplog.at_level(logging.WARNING, "cbmir"):
@@ -264,7 +264,7 @@ def test_lists_are_read_where_asked(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("cell", ["Mass", "['Mass'", "[1, 2]", "{'Mass': 1}", "__import__('os')", "[['Mass']]"])
-def test_what_is_no_list_is_refused(tmp_path: Path, cell: str) -> None:
+def test_invalid_lists_are_refused(tmp_path: Path, cell: str) -> None:
     with pytest.raises(ManifestError, match="row 2, column 'findings': expected a list such as"):
         _joined(tmp_path, cell, "['Mass']", "[]", format="list")
 
@@ -272,7 +272,7 @@ def test_what_is_no_list_is_refused(tmp_path: Path, cell: str) -> None:
 @pytest.mark.parametrize(
     "spelled", ["no finding", "No_Finding", "No-Finding", "NO FINDING", "normal", "NORMAL", " No  finding "]
 )
-def test_near_misses_of_no_finding_are_no_finding(
+def test_variants_of_no_finding_are_read_as_no_finding(
     tmp_path: Path, spelled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "cbmir"):
@@ -285,7 +285,7 @@ def test_near_misses_of_no_finding_are_no_finding(
         _joined(tmp_path, "Mass", f"Mass|{spelled}", "Edema")
 
 
-def test_labels_that_differ_by_case_blanks_and_underscores_are_one(tmp_path: Path) -> None:
+def test_labels_that_differ_only_in_case_or_separators_are_merged(tmp_path: Path) -> None:
     usual = "Pleural_Thickening"
     manifest = _joined(tmp_path, usual, "pleural thickening|Mass", "Pleural  thickening", usual)
     assert manifest.labels.names == ("Mass", "Pleural_Thickening")
@@ -299,7 +299,7 @@ def test_labels_that_differ_by_case_blanks_and_underscores_are_one(tmp_path: Pat
 # --- ids, values and dates --------------------------------------------------------------------------------------------
 
 
-def test_ids_that_were_made_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ids_stored_as_floats(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = ["image,patient_id,study,Mass", "a.png,10000032.0,1.0,1", "b.png,10000033.0,,0", "c.png,10000033.0,2.0,0"]
     lines.append("d.png,10000034.0,3.0,1")
     with caplog.at_level(logging.INFO, "cbmir"):
@@ -309,7 +309,7 @@ def test_ids_that_were_made_floats(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "column 'patient_id' holds integers as floats (10000032.0)" in caplog.text
 
 
-def test_ids_with_dots_stay(tmp_path: Path) -> None:
+def test_ids_with_dots_are_unchanged(tmp_path: Path) -> None:
     lines = ["image,patient_id,Mass", "a.png,1.0,1", "b.png,1.5,0", "c.png,2.0,0"]
     manifest = read_own_table(_write(tmp_path, *lines), labels=["Mass"])
     assert [row.patient_id for row in manifest] == ["1.0", "1.5", "2.0"]
@@ -337,7 +337,7 @@ def test_parquet_of_pandas(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_words_whose_meaning_is_certain_and_words_that_are_explained(tmp_path: Path) -> None:
+def test_known_words_and_words_defined_by_an_option(tmp_path: Path) -> None:
     lines = ["image,patient_id,Mass,Edema", "a.png,1,YES,True", "b.png,2,No,false", "c.png,3,Perhaps,"]
     table = _write(tmp_path, *lines)
     with pytest.raises(ManifestError, match=r"row 4, column 'Mass': .*found 'Perhaps'.*--label-values"):
@@ -375,7 +375,7 @@ def test_dates_in_other_forms(tmp_path: Path, text: str, date_format: str | None
 
 
 @pytest.mark.parametrize("name", ["long" * 100 + ".png", "deep/" * 2000 + "a.png"])
-def test_a_name_that_no_file_can_have_is_a_missing_file(tmp_path: Path, name: str) -> None:
+def test_an_impossible_file_name_is_a_missing_file(tmp_path: Path, name: str) -> None:
     lines = ["image,patient_id,Mass", "a.png,1,1", "b.png,2,0", "c.png,3,0", f"{name},4,1"]
     with pytest.raises(ManifestError, match="1 of 4 images of the table are not in"):
         read_own_table(_write(tmp_path, *lines), labels=["Mass"])

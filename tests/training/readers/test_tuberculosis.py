@@ -22,7 +22,7 @@ def nlm(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_both_sets_at_once(nlm: Path) -> None:
+def test_both_sets_together(nlm: Path) -> None:
     manifest = read_nlm_tuberculosis(nlm)
     assert [(row.patient_id, row.labels, row.source) for row in manifest] == [
         ("CHNCXR_0003_1", (1,), "Shenzhen"), ("CHNCXR_0004_1", (1,), "Shenzhen"), ("MCUCXR_0001_0", (0,), "Montgomery"),
@@ -75,7 +75,7 @@ def test_tbx11k(tbx11k: Path) -> None:
     assert manifest.rows[1].boxes == (Box("Tuberculosis", 0, 0, 1, 1),)
 
 
-def test_tbx11k_that_does_not_fit(tbx11k: Path) -> None:
+def test_inconsistent_tbx11k_files_are_refused(tbx11k: Path) -> None:
     path = tbx11k / "annotations" / "json" / "TBX11K_train.json"
     endless = [one | {"width": float("inf")} for one in COCO["images"]]
     for text in (json.dumps(COCO | {"categories": []}), json.dumps(COCO | {"images": endless}), "[" * 5000):

@@ -38,7 +38,7 @@ def _write(folder: Path, name: str, *lines: str, suffix: str = ".dicom") -> Path
     return path
 
 
-def test_two_of_three_make_a_label_and_one_an_uncertain_one(tmp_path: Path) -> None:
+def test_two_of_three_votes_make_a_label_and_one_an_uncertain_label(tmp_path: Path) -> None:
     _write(tmp_path, "train.csv", *BOXES)
     manifest = read_vindr(tmp_path)
     assert manifest.labels.names == ("Cardiomegaly", "Nodule/Mass", "Pleural effusion")
@@ -72,12 +72,12 @@ def test_overlap_by_counting_pixels() -> None:
         assert overlap(first, second) == pytest.approx(expected)  # type: ignore[arg-type]
 
 
-def test_boxes_are_joined_with_the_first_of_their_group() -> None:
+def test_boxes_are_merged_with_the_first_of_their_group() -> None:
     assert joined([(0, 0, 10, 10), (2, 0, 10, 10), (50, 0, 4, 4)]) == [(1, 0, 10, 10), (50, 0, 4, 4)]
     assert joined([]) == []
 
 
-def test_the_invented_table_by_votes_counted_in_another_way(shared: Path, tmp_path: Path) -> None:
+def test_the_synthetic_table_against_votes_counted_independently(shared: Path, tmp_path: Path) -> None:
     folder = copy_tables(shared, "vindr", tmp_path)
     records = [record for _, record in read_table(folder / "train.csv").records()]
     images = sorted({record["image_id"] for record in records})
@@ -96,7 +96,7 @@ def test_the_invented_table_by_votes_counted_in_another_way(shared: Path, tmp_pa
         assert drawn == {n for n, value in zip(manifest.labels.names, row.labels, strict=True) if value == 1}
 
 
-def test_physionets_test_set_is_kept(tmp_path: Path) -> None:
+def test_the_test_set_of_physionet_is_kept(tmp_path: Path) -> None:
     _write(tmp_path, "annotations_train.csv", *BOXES, *(f"t{n},No finding,14,R1,,,," for n in range(20)))
     test = _write(tmp_path, "annotations_test.csv", "x,Cardiomegaly,3,,0,0,50,80", "y,No finding,14,,,,,")
     test.write_text("\n".join(",".join(p for i, p in enumerate(line.split(",")) if i != 3)
@@ -118,7 +118,7 @@ def test_physionets_test_set_is_kept(tmp_path: Path) -> None:
         (("d,Mass,4,R1,200,20,210,40", *BOXES), ".dicom", "row 2: expected a box inside an image of 100 by 80 pixels"),
     ],
 )
-def test_what_does_not_fit_is_named(tmp_path: Path, lines: tuple[str, ...], suffix: str, message: str) -> None:
+def test_inconsistent_rows_are_refused(tmp_path: Path, lines: tuple[str, ...], suffix: str, message: str) -> None:
     _write(tmp_path, "train.csv", *lines, suffix=suffix)
     with pytest.raises(ManifestError, match=message):
         read_vindr(tmp_path)
@@ -138,7 +138,7 @@ def test_an_image_in_both_tables_is_refused(tmp_path: Path) -> None:
         read_vindr(tmp_path)
 
 
-def test_labels_of_whole_images(tmp_path: Path) -> None:
+def test_image_level_labels(tmp_path: Path) -> None:
     """Tuberculosis never has boxes. A finding with boxes also has image labels, and counts each radiologist once."""
     _write(tmp_path, "annotations_train.csv", *BOXES)
     labels = tmp_path / "image_labels_train.csv"

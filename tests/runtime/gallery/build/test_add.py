@@ -29,7 +29,7 @@ def started(tmp_path: Path, engine: Engine, manifest: Manifest) -> Path:
     return tmp_path / "g"
 
 
-def test_adding_skips_what_is_there(
+def test_adding_skips_existing_images(
     tmp_path: Path,
     engine: Engine,
     manifest: Manifest,
@@ -52,7 +52,7 @@ def test_adding_skips_what_is_there(
         assert reader.generation == before
 
 
-def test_adding_that_is_stopped_leaves_whole_batches_and_goes_on(
+def test_a_stopped_addition_keeps_whole_batches_and_resumes(
     tmp_path: Path, engine: Engine, manifest: Manifest, started: Path, counter: CountedImages, small_batches: None
 ) -> None:
     counter.images, counter.limit = 0, 8
@@ -88,7 +88,7 @@ def test_the_same_content_and_a_changed_image(
         assert gallery.entry("changed").sha256 == read_image(manifest.rows[0].image).sha256
 
 
-def test_a_list_keeps_what_is_of_other_images(
+def test_a_list_keeps_rows_of_other_images(
     tmp_path: Path, engine: Engine, manifest: Manifest, make_xray: Callable[..., np.ndarray]
 ) -> None:
     """An addition only updates its own images in the list of unreadable ones; other rows stay."""
@@ -100,7 +100,7 @@ def test_a_list_keeps_what_is_of_other_images(
         assert [row[0] for row in csv.reader(stream)] == ["image", str(missing[0].image)]
 
 
-def test_an_image_whose_file_is_gone_stays(
+def test_an_image_whose_file_is_missing_stays(
     tmp_path: Path, engine: Engine, manifest: Manifest, caplog: pytest.LogCaptureFixture
 ) -> None:
     lost = tmp_path / "lost.png"
@@ -116,7 +116,7 @@ def test_an_image_whose_file_is_gone_stays(
     assert not any("Left out" in message for message in caplog.messages)
 
 
-def test_an_id_that_is_taken_gets_a_folder(
+def test_a_duplicate_id_gets_a_folder(
     tmp_path: Path, engine: Engine, manifest: Manifest, started: Path, counter: CountedImages, small_batches: None
 ) -> None:
     """This also applies if another addition took the id while this one was interrupted."""
@@ -143,7 +143,7 @@ def test_an_id_that_is_taken_gets_a_folder(
         assert gallery.entry("image_02").image == str(rows[2].image)
 
 
-def test_adding_to_what_does_not_fit(
+def test_adding_to_an_incompatible_gallery_is_refused(
     tmp_path: Path, engine: Engine, manifest: Manifest, started: Path, make_tiny_model: Callable[..., Path],
     counter: CountedImages,
 ) -> None:  # fmt: skip

@@ -31,7 +31,7 @@ def test_a_neighbour_has_the_boxes_of_its_image(
     assert {one.id: one.boxes for one in found.neighbours if one.boxes} == {"image_00": BOXES}
 
 
-def test_boxes_go_by_the_names_of_the_gallery(tmp_path: Path, engine: Engine, boxed: Manifest) -> None:
+def test_boxes_are_matched_by_the_labels_of_the_gallery(tmp_path: Path, engine: Engine, boxed: Manifest) -> None:
     build_gallery(engine, boxed, tmp_path / "g")
     lower = LabelSet(tuple(name.lower() for name in boxed.labels.names))
     row = replace(boxed.rows[1], boxes=(Box("mass", 0, 0, 0.5, 0.5),))
@@ -40,7 +40,7 @@ def test_boxes_go_by_the_names_of_the_gallery(tmp_path: Path, engine: Engine, bo
         assert gallery.entry("image_01").boxes == (Box("Mass", 0, 0, 0.5, 0.5),)
 
 
-def test_merged_and_copied(tmp_path: Path, engine: Engine, boxed: Manifest) -> None:
+def test_boxes_are_kept_by_merge_and_export(tmp_path: Path, engine: Engine, boxed: Manifest) -> None:
     build_gallery(engine, boxed, tmp_path / "g")
     merge_galleries(tmp_path / "merged", [tmp_path / "g"])
     with Gallery.open(tmp_path / "merged") as gallery:
@@ -52,7 +52,7 @@ def test_merged_and_copied(tmp_path: Path, engine: Engine, boxed: Manifest) -> N
         assert not any(entry.boxes for entry in gallery.every_entry())
 
 
-def test_corrected(tmp_path: Path, engine: Engine, manifest: Manifest, boxed: Manifest) -> None:
+def test_boxes_are_updated(tmp_path: Path, engine: Engine, manifest: Manifest, boxed: Manifest) -> None:
     build_gallery(engine, boxed, tmp_path / "g")
     other = replace(manifest, rows=(manifest.rows[0], replace(manifest.rows[1], boxes=BOXES[:1])))
     with Gallery.open(tmp_path / "g") as gallery:

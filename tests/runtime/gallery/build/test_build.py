@@ -37,7 +37,7 @@ def names_in(path: Path) -> set[str]:
     return {file.name for file in path.iterdir()}
 
 
-def test_entries_say_what_the_manifest_says(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_entries_match_the_manifest(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     rows = [replace(row, source="Klinik Süd" * (n == 7)) for n, row in enumerate(manifest)]
     manifest = replace(manifest, rows=tuple(rows))
     report = build_gallery(engine, manifest, tmp_path / "g")
@@ -69,7 +69,7 @@ def test_splits(tmp_path: Path, engine: Engine, manifest: Manifest, splits: list
     assert build_gallery(engine, manifest, tmp_path / "g", splits=splits).images == count
 
 
-def test_a_split_that_is_not_there(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_an_unknown_split(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     with pytest.raises(SplitError, match="found only test, train"):
         build_gallery(engine, manifest, tmp_path / "g", splits=["val"])
 
@@ -113,7 +113,9 @@ def test_unreadable_images_are_listed(
     assert not (tmp_path / "g" / "unreadable.csv").exists()
 
 
-def test_nothing_readable_leaves_what_was_there(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_a_build_without_readable_images_keeps_the_old_gallery(
+    tmp_path: Path, engine: Engine, manifest: Manifest
+) -> None:
     build_gallery(engine, manifest, tmp_path / "g")
     rows = (replace(manifest.rows[0], image=tmp_path / "missing.png"),)
     with pytest.raises(GalleryError, match="found none among 1"):
@@ -122,7 +124,7 @@ def test_nothing_readable_leaves_what_was_there(tmp_path: Path, engine: Engine, 
         assert len(gallery) == 20
 
 
-def test_a_build_that_is_stopped_goes_on(
+def test_a_stopped_build_resumes(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
     """The old gallery stays until the end, and no image is embedded twice."""
@@ -146,7 +148,7 @@ def test_a_build_that_is_stopped_goes_on(
 
 
 @pytest.mark.parametrize("change", ["labels", "splits", "model", "index", "key"])
-def test_a_build_of_something_else_does_not_go_on(
+def test_a_different_build_does_not_resume(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None,
     make_tiny_model: Callable[..., Path], change: str,
 ) -> None:  # fmt: skip
@@ -174,7 +176,7 @@ def test_a_build_of_something_else_does_not_go_on(
 
 
 @pytest.mark.parametrize("damage", ["no database", "an entry"])
-def test_a_part_that_is_damaged_is_made_anew(
+def test_a_damaged_part_is_rebuilt(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None, damage: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -193,7 +195,7 @@ def test_a_part_that_is_damaged_is_made_anew(
     assert any("is damaged; all images are embedded again" in message for message in caplog.messages)
 
 
-def test_a_passing_error_throws_nothing_away(
+def test_a_temporary_error_discards_nothing(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -227,7 +229,7 @@ def test_entries_of_other_images_are_not_lost(
     assert build_gallery(engine, manifest, tmp_path / "g", splits=["test"], replace_others=True).images == 4
 
 
-def test_entries_that_came_while_it_was_built_are_not_lost(
+def test_entries_added_during_a_build_are_not_lost(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"])
@@ -261,9 +263,7 @@ def test_pseudonyms_are_not_lost(tmp_path: Path, engine: Engine, manifest: Manif
         assert not gallery.pseudonym_check
 
 
-def test_a_gallery_that_cannot_be_read_is_replaced_only_when_asked(
-    tmp_path: Path, engine: Engine, manifest: Manifest
-) -> None:
+def test_an_unreadable_gallery_is_replaced_only_on_request(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     build_gallery(engine, manifest, tmp_path / "g")
     (live_folder(tmp_path / "g") / "gallery.sqlite").write_bytes(b"no database")
     with pytest.raises(GalleryError, match=r"cannot be read .*--replace"):
@@ -271,7 +271,7 @@ def test_a_gallery_that_cannot_be_read_is_replaced_only_when_asked(
     assert build_gallery(engine, manifest, tmp_path / "g", replace_others=True).images == 20
 
 
-def test_a_gallery_that_is_open_is_not_taken_for_the_one_that_replaced_it(
+def test_an_open_gallery_is_not_mistaken_for_its_replacement(
     tmp_path: Path, engine: Engine, manifest: Manifest, make_tiny_model: Callable[..., Path]
 ) -> None:
     build_gallery(engine, manifest, tmp_path / "g")
@@ -302,13 +302,13 @@ def test_a_foreign_folder_is_never_replaced(tmp_path: Path, engine: Engine, mani
     assert (foreign / "gallery.generation").exists()
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_an_empty_folder_is_used(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     assert build_gallery(engine, manifest, tmp_path, splits=["test"]).images == 4
     with Gallery.open(tmp_path) as gallery:
         assert len(gallery) == 4
 
 
-def test_what_searches_need_is_written_where_they_would_use_it(
+def test_derived_files_are_written_only_for_large_galleries(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for fewest, written in ((21, False), (20, True)):
@@ -317,7 +317,7 @@ def test_what_searches_need_is_written_where_they_would_use_it(
         assert any(live_folder(tmp_path / "g").glob("derived-*")) == written
 
 
-def test_what_a_killed_build_left_is_cleared(
+def test_files_left_by_a_killed_build_are_removed(
     tmp_path: Path, engine: Engine, manifest: Manifest, tiny_gallery: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """This includes a gallery that the killed build had replaced, with or without its own folder."""
@@ -371,7 +371,7 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
     assert "unfinished work that may hold the same images; delete the folder" in failed
 
 
-def test_a_removal_takes_away_what_a_killed_build_had_replaced(
+def test_a_removal_deletes_the_gallery_that_a_killed_build_replaced(
     tmp_path: Path, engine: Engine, manifest: Manifest, tiny_gallery: Path
 ) -> None:
     """The replaced gallery had no pointer file."""
@@ -387,7 +387,7 @@ def test_a_removal_takes_away_what_a_killed_build_had_replaced(
 @pytest.mark.parametrize("done", [True, False])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("step", ["replace", "rmtree"])
-def test_an_interruption_while_it_takes_its_place_leaves_a_gallery(
+def test_an_interrupted_replacement_leaves_a_gallery(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch,
     step: str, done: bool, error: type[BaseException],
 ) -> None:  # fmt: skip
@@ -412,7 +412,7 @@ def test_an_interruption_while_it_takes_its_place_leaves_a_gallery(
     assert names_in(tmp_path / "g") == {"current", "build.lock", live_folder(tmp_path / "g").name}
 
 
-def test_what_was_replaced_is_not_gone_on_with(
+def test_a_replaced_gallery_is_not_resumed(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The build is repeated, and killed before the old gallery is removed: the next one embeds all images."""
@@ -427,7 +427,7 @@ def test_what_was_replaced_is_not_gone_on_with(
     assert counter.images == 20
 
 
-def test_an_unfinished_build_is_no_gallery(
+def test_an_unfinished_build_is_not_a_gallery(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages
 ) -> None:
     counter.limit = 0
@@ -438,7 +438,7 @@ def test_an_unfinished_build_is_no_gallery(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="another process has it open")
-def test_who_has_the_gallery_open_cannot_write_to_what_was_replaced(
+def test_an_open_replaced_gallery_cannot_be_written(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This also holds if the build was killed before it could remove the old gallery."""
@@ -455,7 +455,7 @@ def test_who_has_the_gallery_open_cannot_write_to_what_was_replaced(
 # -- duplicates and DICOM
 
 
-def test_an_image_that_is_there_under_another_name_is_left_out(
+def test_an_image_present_under_another_name_is_left_out(
     tmp_path: Path, engine: Engine, manifest: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
     """Copies in the same batch or an earlier one are listed, and embedded once."""
@@ -469,7 +469,7 @@ def test_an_image_that_is_there_under_another_name_is_left_out(
         assert list(csv.reader(stream)) == [["image", "id"], *map(list, report.duplicates)]
 
 
-def test_what_a_dicom_file_says_of_itself_fills_gaps(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_missing_values_are_filled_from_the_dicom_file(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     pytest.importorskip("pydicom")
     from cbmir.training.phantom import generate
 

@@ -135,7 +135,7 @@ def check(kind: str, results: list[dict[str, object]]) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs SIGKILL")
 @pytest.mark.parametrize("kind", ["build", "add"])
-def test_killed_and_gone_on(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
+def test_a_killed_build_resumes(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
     results = kill(tmp_path, tiny_model, tiny_manifest, kind, 12, 0)
     assert len(results) == 12
     check(kind, results)
@@ -143,5 +143,7 @@ def test_killed_and_gone_on(tmp_path: Path, tiny_model: Path, tiny_manifest: Pat
 
 @pytest.mark.release
 @pytest.mark.parametrize("kind", ["build", "add"])
-def test_killed_at_many_points(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str) -> None:
+def test_a_build_killed_at_many_points_resumes(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, kind: str
+) -> None:
     check(kind, kill(tmp_path, tiny_model, tiny_manifest, kind, 150, 1))

@@ -12,7 +12,7 @@ from cbmir.files import write_csv
 from cbmir.runtime.gallery.build.work import read_list
 
 
-def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_round_trip_of_a_list(tmp_path: Path) -> None:
     file = tmp_path / "unreadable.csv"
     assert read_list(file) == ()
     write_csv(file, [("image", "reason"), ("a.png", "=not"), ("b, c.png", "two\nlines")])
@@ -20,13 +20,13 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"image,reason\na.png\n", b"image,reason\n\xff,b\n", b"h,h\n" + b"x" * 200_000])
-def test_a_file_that_is_no_list(tmp_path: Path, data: bytes) -> None:
+def test_an_invalid_list(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "unreadable.csv").write_bytes(data)
     with pytest.raises((GalleryError, ManifestError), match=r"unreadable\.csv: expected .* found "):
         read_list(tmp_path / "unreadable.csv")
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "unreadable.csv")
     with pytest.raises(ManifestError, match="a device or pipe"):
         read_list(tmp_path / "unreadable.csv")

@@ -26,7 +26,7 @@ def test_a_damaged_pointer(tmp_path: Path, engine: Engine, manifest: Manifest) -
     assert build_gallery(engine, manifest, tmp_path / "g").images == 20
 
 
-def test_a_pointer_that_is_written_by_hand(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+def test_a_pointer_written_by_hand(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     build_gallery(engine, manifest, tmp_path / "g")
     live = live_folder(tmp_path / "g")
     (tmp_path / "g" / "current").write_text(f"{live.name}\n")

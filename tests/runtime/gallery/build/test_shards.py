@@ -57,7 +57,7 @@ def assert_equal(one: Path, other: Path) -> None:
         assert (one / name).read_text() == (other / name).read_text()
 
 
-def test_merged_shards_are_the_gallery_of_one_build(
+def test_merged_shards_equal_a_single_build(
     engine: Engine, table: Manifest, shards: list[Path], tmp_path: Path
 ) -> None:
     whole = build_gallery(engine, table, tmp_path / "whole", splits=["all"])
@@ -74,7 +74,7 @@ def test_merged_shards_are_the_gallery_of_one_build(
     assert not (live_folder(shards[0]) / "derived-000000000001").exists(), "a shard is not searched"
 
 
-def test_a_shard_goes_on_and_is_built_once(
+def test_a_shard_resumes_and_is_built_once(
     engine: Engine, table: Manifest, counter: CountedImages, small_batches: None, tmp_path: Path
 ) -> None:
     counter.limit = 4
@@ -89,7 +89,7 @@ def test_a_shard_goes_on_and_is_built_once(
         build_gallery(engine, table, tmp_path / "s", splits=["all"], shard=(3, 3))
 
 
-def test_a_copy_of_a_shard_is_that_shard(shards: list[Path], tmp_path: Path) -> None:
+def test_a_copy_of_a_shard_counts_as_that_shard(shards: list[Path], tmp_path: Path) -> None:
     with Gallery.open(shards[1]) as gallery:
         export(gallery, tmp_path / "copy")
         with pytest.raises(GalleryError, match="found a shard of a build; merge all shards"):
@@ -100,7 +100,7 @@ def test_a_copy_of_a_shard_is_that_shard(shards: list[Path], tmp_path: Path) -> 
     assert not (tmp_path / "nobody").exists()
 
 
-def test_a_merge_that_is_stopped_goes_on(engine: Engine, shards: list[Path], tmp_path: Path, table: Manifest) -> None:
+def test_a_stopped_merge_resumes(engine: Engine, shards: list[Path], tmp_path: Path, table: Manifest) -> None:
     """There is no gallery until all shards are merged; then it equals that of one build."""
 
     def stop(path: Path, added: object) -> None:
@@ -116,7 +116,7 @@ def test_a_merge_that_is_stopped_goes_on(engine: Engine, shards: list[Path], tmp
     assert GalleryFolder(tmp_path / "g").unfinished() == []
 
 
-def test_a_merge_does_not_go_on_with_a_shard_that_has_changed(shards: list[Path], tmp_path: Path) -> None:
+def test_a_merge_does_not_resume_with_a_changed_shard(shards: list[Path], tmp_path: Path) -> None:
     def stop(path: Path, added: object) -> None:
         raise KeyboardInterrupt
 
@@ -127,7 +127,7 @@ def test_a_merge_does_not_go_on_with_a_shard_that_has_changed(shards: list[Path]
     assert merge_galleries(tmp_path / "g", shards).images == 21
 
 
-def test_shards_must_be_all_of_one_build(
+def test_shards_must_belong_to_one_build(
     engine: Engine, table: Manifest, shards: list[Path], tiny_gallery: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(GalleryError, match=r"all 3 shards of the build, found 1; missing: 1, 3\. .*--shard NUMBER/3"):
@@ -145,7 +145,7 @@ def test_shards_must_be_all_of_one_build(
     assert not (tmp_path / "g").exists()
 
 
-def test_galleries_that_are_no_shards_make_a_new_one(
+def test_other_galleries_are_merged_into_a_new_one(
     engine: Engine, manifest: Manifest, make_tiny_model: Callable[..., Path], tiny_gallery: Path, tmp_path: Path
 ) -> None:
     build_gallery(engine, manifest, tmp_path / "test", splits=["test"])
@@ -180,7 +180,7 @@ def test_pseudonyms_of_shards(engine: Engine, table: Manifest, shards: list[Path
 
 
 @pytest.mark.parametrize("shard", [(0, 2), (3, 2), (1, 0), (-1, 3)])
-def test_shards_that_do_not_exist(engine: Engine, manifest: Manifest, tmp_path: Path, shard: tuple[int, int]) -> None:
+def test_invalid_shards(engine: Engine, manifest: Manifest, tmp_path: Path, shard: tuple[int, int]) -> None:
     with pytest.raises(UserError, match="expected a shard from 1/"):
         build_gallery(engine, manifest, tmp_path / "s", shard=shard)
     with pytest.raises(UserError, match="found a Milvus collection"):
@@ -190,7 +190,7 @@ def test_shards_that_do_not_exist(engine: Engine, manifest: Manifest, tmp_path: 
 # -- Ray
 
 
-def test_a_task_takes_what_every_node_has_for_a_gpu() -> None:
+def test_a_task_requests_what_every_node_has_per_gpu() -> None:
     nodes = [{"CPU": 64.0}, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 30.0, "GPU": 2.0}]
     assert task_needs(nodes) == {"num_gpus": 1, "num_cpus": 4}
     assert task_needs([{"CPU": 2.0, "GPU": 8.0}]) == {"num_gpus": 1, "num_cpus": 1}
@@ -239,7 +239,7 @@ class RayHere:
         return [task() for task in done]
 
 
-def test_a_build_by_ray_goes_on_with_the_shards_that_are_not_there(
+def test_a_build_with_ray_resumes_with_missing_shards(
     engine: Engine, tiny_model: Path, table: Manifest, tmp_path: Path, counter: CountedImages,
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -284,7 +284,7 @@ print(report.images, len(report.unreadable), len(report.duplicates))
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed")
-def test_tasks_of_ray_build_the_same_gallery(engine: Engine, tiny_model: Path, table: Manifest, tmp_path: Path) -> None:
+def test_ray_tasks_build_the_same_gallery(engine: Engine, tiny_model: Path, table: Manifest, tmp_path: Path) -> None:
     """This runs the real Ray in its own process."""
     write_manifest(table, tmp_path / "manifest.csv")
     build_gallery(engine, table, tmp_path / "whole", splits=["all"])

@@ -46,7 +46,7 @@ def info(gallery: Path) -> Any:
         return opened.info()["warnings"]
 
 
-def test_a_build_lists_and_counts_them(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+def test_a_build_lists_and_counts_warnings(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
     report = build_gallery(engine, untagged, tmp_path / "g")
     assert report.warned == tuple((str(row.image), kind) for row in untagged.rows[:2] for kind in UNTAGGED)
     assert listed(tmp_path / "g") == LISTED
@@ -56,7 +56,7 @@ def test_a_build_lists_and_counts_them(tmp_path: Path, engine: Engine, untagged:
         assert gallery.entry("image_02").warnings == ""
 
 
-def test_a_build_that_was_stopped_forgets_none(
+def test_a_stopped_build_keeps_its_warnings(
     tmp_path: Path, engine: Engine, untagged: Manifest, counter: CountedImages, small_batches: None
 ) -> None:
     counter.limit = 8
@@ -67,7 +67,7 @@ def test_a_build_that_was_stopped_forgets_none(
     assert listed(tmp_path / "g") == LISTED
 
 
-def test_an_addition_tells_its_own_and_lists_all(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+def test_an_addition_reports_its_own_warnings_and_lists_all(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
     rows = untagged.rows
     first, second = replace(untagged, rows=rows[:1] + rows[2:]), replace(untagged, rows=rows[1:2])
     assert len(build_gallery(engine, first, tmp_path / "g").warned) == 2
@@ -89,7 +89,7 @@ def test_an_addition_reads_the_entries_once(
     assert listed(tmp_path / "g") == LISTED
 
 
-def test_shards_hand_them_on(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+def test_shards_pass_on_their_warnings(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
     shards = [tmp_path / f"shard{n}" for n in (1, 2)]
     for n, shard in enumerate(shards, 1):
         build_gallery(engine, untagged, shard, shard=(n, 2))
@@ -122,7 +122,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]]:
     return run
 
 
-def test_the_commands_say_so(
+def test_the_commands_report_warnings(
     tmp_path: Path, tiny_model: Path, untagged: Manifest, run: Callable[..., tuple[Any, str]]
 ) -> None:
     path, counts = tmp_path / "m.csv", {"body part unknown": 2, "view unknown": 2}

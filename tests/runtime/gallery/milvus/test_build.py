@@ -70,7 +70,7 @@ def test_shards_are_merged_into_a_collection(
         merge_galleries(place, shards[:1])
 
 
-def test_build_stop_go_on_add_and_update(
+def test_build_stop_resume_add_and_update(
     tmp_path: Path, engine: Engine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -65,14 +65,14 @@ def kept(tmp_path_factory: pytest.TempPathFactory, tiny_card: ModelCard) -> Iter
         ("milvus:/data/a@b/file.db", "/data/a@b/file.db", "gallery", ("strong", 1, 1)),
     ],
 )
-def test_places(text: str, uri: str, name: str, options: tuple[str, int, int]) -> None:
+def test_addresses(text: str, uri: str, name: str, options: tuple[str, int, int]) -> None:
     place = MilvusAddress.parse(text)
     assert (place.uri, place.name) == (uri, name)
     assert (place.consistency, place.shards, place.replicas) == options
     assert place.embedded == uri.endswith(".db")
 
 
-def test_a_relative_place_is_below_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_relative_to_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert MilvusAddress.parse("milvus:./file.db").uri == f"{tmp_path}/file.db"
 
@@ -86,7 +86,7 @@ def test_a_relative_place_is_below_the_working_directory(tmp_path: Path, monkeyp
         "milvus://host/name?index=HNSW", "milvus+http://host/name", "http://host/name", f"milvus://host/{'a' * 201}",
     ],
 )  # fmt: skip
-def test_what_is_no_place_is_refused(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     with pytest.raises(GalleryError, match="expected"):
         MilvusAddress.parse(text)
 
@@ -101,7 +101,7 @@ def test_what_is_no_place_is_refused(text: str) -> None:
         "milvus://root:secret@host/name?shards=0",
     ],
 )  # fmt: skip
-def test_a_password_has_no_place_in_a_place(text: str) -> None:
+def test_a_password_in_an_address_is_refused(text: str) -> None:
     with pytest.raises(GalleryError, match=r"CBMIR_MILVUS_TOKEN|a place is") as caught:
         MilvusAddress.parse(text)
     assert "secret" not in str(caught.value)
@@ -137,7 +137,7 @@ def test_expressions() -> None:
 @pytest.mark.parametrize(
     "value", ['"', "\\", "\\n", "\n\r\t", "' or id != '", '" or id != "', "ä€😀", "{a}", "%_", "$meta", "", " "]
 )
-def test_any_text_is_found_as_it_is(kept: MilvusGallery, value: str) -> None:
+def test_any_text_is_found_exactly(kept: MilvusGallery, value: str) -> None:
     kept.add([Entry("odd" + value, "/x.png", value, study_id=value, sha256=value)], unit(1, 9))
     assert kept.entry("odd" + value).patient_id == value
     assert kept.has_patient(value) == (value != "")
@@ -160,7 +160,7 @@ def test_any_text_is_found_as_it_is(kept: MilvusGallery, value: str) -> None:
         Entry("i\udcff", "/x.png", "p"),
     ],
 )
-def test_a_text_that_milvus_has_no_room_for(kept: MilvusGallery, entry: Entry) -> None:
+def test_too_long_texts_are_refused(kept: MilvusGallery, entry: Entry) -> None:
     with pytest.raises(GalleryError, match=r"expected .* in Milvus|in Unicode"):
         kept.add([Entry("new", "/x.png", "p"), entry], unit(2))
     with pytest.raises(GalleryError, match="65,535"):
@@ -168,12 +168,12 @@ def test_a_text_that_milvus_has_no_room_for(kept: MilvusGallery, entry: Entry) -
     assert len(kept) == 40
 
 
-def test_a_path_that_is_no_unicode_is_kept(gallery: MilvusGallery) -> None:
+def test_a_path_that_is_not_unicode_is_kept(gallery: MilvusGallery) -> None:
     gallery.add([Entry("odd", "/caf\udce9.png", "p")], unit(1, 9))
     assert gallery.entry("odd").image == "/caf\udce9.png"
 
 
-def test_an_entry_that_another_program_added_twice_is_there_once(
+def test_a_duplicate_entry_of_another_program_is_read_once(
     gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both checked before either wrote: the last write wins, and there is one row."""
@@ -184,7 +184,7 @@ def test_an_entry_that_another_program_added_twice_is_there_once(
     assert gallery.entry("e000").image == "/again.png"
 
 
-def test_adding_goes_on_after_a_failure(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adding_continues_after_a_failure(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [Entry(f"n{n}", "/x.png", "p", sha256=f"n{n}") for n in range(9)]
     real, calls = Connection.call, 0
 
@@ -205,7 +205,7 @@ def test_adding_goes_on_after_a_failure(gallery: MilvusGallery, monkeypatch: pyt
     assert len(gallery) == 49
 
 
-def test_thumbnails_go_with_their_entries(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thumbnails_are_removed_with_their_entries(gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch) -> None:
     gallery.add([Entry(name, "/x.png", "p") for name in "ab"], unit(2, 1), [b"of a", b"of b"])
     with monkeypatch.context() as patch:
         patch.setattr(type(gallery._rows), "upsert", lambda self, made: 1 / 0)
@@ -216,7 +216,7 @@ def test_thumbnails_go_with_their_entries(gallery: MilvusGallery, monkeypatch: p
     assert gallery._pictures.read() == {}
 
 
-def test_a_removal_that_was_stopped_is_ended_by_the_next(
+def test_an_interrupted_removal_is_completed_by_the_next(
     gallery: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gallery.add([Entry("a", "/x.png", "p")], unit(1, 1), [b"of a"])
@@ -230,7 +230,7 @@ def test_a_removal_that_was_stopped_is_ended_by_the_next(
 
 
 @pytest.mark.parametrize(("setting", "kind"), [("auto", "hnsw"), ("int8", "hnsw_sq")])
-def test_k_neighbours_whenever_there_are_k(place: str, tiny_card: ModelCard, setting: str, kind: str) -> None:
+def test_k_neighbours_are_returned_if_there_are_k(place: str, tiny_card: ModelCard, setting: str, kind: str) -> None:
     """The graph alone would not reach the few entries that pass."""
     vectors = unit(1500, 2)
     entries = [Entry(f"e{n:04}", "/x.png", f"p{n}", date=f"20{20 + (n % 250 == 0)}-01-01") for n in range(1500)]
@@ -248,7 +248,7 @@ def test_k_neighbours_whenever_there_are_k(place: str, tiny_card: ModelCard, set
             opened.search(vectors[1], 5, exact=True)
 
 
-def test_splits_of_other_names_are_counted_together(place: str, tiny_card: ModelCard) -> None:
+def test_splits_with_other_names_are_counted_together(place: str, tiny_card: ModelCard) -> None:
     with MilvusGallery.create(place, tiny_card, pseudonyms=Pseudonyms(bytes(range(40)))) as made:
         names = ("", "train", "train", "fold 1", "fold 2")
         made.add([Entry(f"e{n}", "/x.png", "", split=name) for n, name in enumerate(names)], unit(5))
@@ -256,7 +256,7 @@ def test_splits_of_other_names_are_counted_together(place: str, tiny_card: Model
         assert (made.info()["pseudonyms"], made.info()["index"]) == (True, "auto")
 
 
-def test_a_graph_that_reaches_too_few_is_an_error_not_a_short_answer(
+def test_too_few_reachable_vectors_are_an_error_not_a_short_answer(
     kept: MilvusGallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = kept._rows
@@ -267,7 +267,7 @@ def test_a_graph_that_reaches_too_few_is_an_error_not_a_short_answer(
         kept.search(unit(1)[0], 5)
 
 
-def test_no_more_neighbours_than_milvus_gives(kept: MilvusGallery) -> None:
+def test_k_is_limited_by_milvus(kept: MilvusGallery) -> None:
     with pytest.raises(GalleryError, match="16,384"):
         kept.search(unit(1)[0], 16_385)
     assert len(kept.search(unit(1)[0], 16_384).hits) == 40
@@ -281,7 +281,7 @@ def test_a_damaged_vector_is_refused(gallery: MilvusGallery) -> None:
 
 
 @pytest.mark.parametrize("level", client.CONSISTENCY)
-def test_reads_ask_for_the_level_of_the_place(
+def test_reads_use_the_consistency_level_of_the_address(
     gallery: MilvusGallery, place: str, level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, set[str]] = {}
@@ -301,11 +301,11 @@ def test_reads_ask_for_the_level_of_the_place(
     assert asked == {method: {level.capitalize()} for method in ("search", "query")}
 
 
-def test_a_folder_for_its_owner_only(gallery: MilvusGallery, tmp_path: Path) -> None:
+def test_the_folder_is_readable_only_by_its_owner(gallery: MilvusGallery, tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file.db").stat().st_mode) == 0o700
 
 
-def test_the_engine_ends_with_its_last_user(place: str, tiny_card: ModelCard) -> None:
+def test_the_embedded_engine_stops_with_its_last_user(place: str, tiny_card: ModelCard) -> None:
     def serving() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if "_serve" in thread.name}
 
@@ -335,7 +335,7 @@ def test_one_process_at_a_time(gallery: MilvusGallery, place: str) -> None:
     assert result.stderr == ""
 
 
-def test_what_is_no_gallery_is_refused(tmp_path: Path, tiny_card: ModelCard, place: str) -> None:
+def test_other_collections_are_refused(tmp_path: Path, tiny_card: ModelCard, place: str) -> None:
     (tmp_path / "file.db").mkdir()
     (tmp_path / "file.db" / "notes.txt").touch()
     with pytest.raises(GalleryError, match="found something there"):
@@ -356,7 +356,7 @@ def test_what_is_no_gallery_is_refused(tmp_path: Path, tiny_card: ModelCard, pla
     connection.close()
 
 
-def test_a_server_that_is_not_there(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(client, "_CONNECT", 0.5)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -375,7 +375,7 @@ def test_an_error_names_no_patient(
     assert "Jane" not in caplog.text + capfd.readouterr().err
 
 
-def test_without_pymilvus_the_error_says_how_to_get_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_without_pymilvus_says_how_to_install_it(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pymilvus", None)
     with pytest.raises(MissingDependencyError, match=r"\.\[milvus\]"):
         MilvusGallery.open(place)

@@ -73,12 +73,12 @@ def check_files(folder: Path, picture: ReportFigure) -> None:
     assert not list(folder.glob(".*"))
 
 
-def test_no_finished_row_no_figure(tmp_path: Path) -> None:
+def test_without_finished_rows_no_figure_is_drawn(tmp_path: Path) -> None:
     assert draw_charts(results(), tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()
 
 
-def test_comparison_holds_measured_random_and_the_papers_own(tmp_path: Path) -> None:
+def test_comparison_has_measured_random_and_published_values(tmp_path: Path) -> None:
     data = results(row("bce", 0, "", 0.3), row("itq", 0, "", 0.2, auc=None))
     (picture,) = draw_charts(data, tmp_path)
     check_files(tmp_path, picture)
@@ -137,7 +137,7 @@ def test_lines_pass_through_the_values_and_leave_out_what_is_missing() -> None:
     assert auc == [[400, 0.7]]
 
 
-def test_same_results_same_bytes(tmp_path: Path) -> None:
+def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         draw_charts(results(row("bce", 0, "", 0.3)), tmp_path / folder)
     for kind in ("png", "svg", "csv"):
@@ -145,13 +145,13 @@ def test_same_results_same_bytes(tmp_path: Path) -> None:
         assert first == second
 
 
-def test_methods_differ_without_their_colour() -> None:
+def test_methods_differ_without_colour() -> None:
     styles = [method_style(name) for name in METHODS]
     assert len({style["marker"] for style in styles}) == len(METHODS)
     assert len({numbered_style(n)["marker"] for n in range(14)}) == 14
 
 
-def test_numbers_of_a_report_are_those_of_its_results(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_numbers_in_a_report_match_its_results(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     data = make_results(*small_report)
     draw_charts(data, tmp_path)
     expected = {r["method"]: r["all queries"]["ndcg"] for r in data["rows"]}

@@ -52,7 +52,7 @@ def test_agreement_by_hand() -> None:
     assert agreement(query, Row(Path("n"), "r", (0, 0, 1, 1, 0)), "abcde").kind == "none"
 
 
-def test_pages_hold_what_the_methods_found(
+def test_pages_show_the_results_of_the_methods(
     small_report: tuple[Path, Plan], drawn: tuple[Path, list[ReportFigure]]
 ) -> None:
     (report, plan), (folder, pictures) = small_report, drawn
@@ -95,7 +95,7 @@ def test_files_can_be_read_and_name_no_patient(drawn: tuple[Path, list[ReportFig
             assert b"patient-" not in content and b"secret-" not in content
 
 
-def test_where_no_image_was_found_none_is_shown(small_report: tuple[Path, Plan]) -> None:
+def test_missing_neighbours_are_not_shown(small_report: tuple[Path, Plan]) -> None:
     report, plan = small_report
     (part,) = plan.parts()
     answers = read_answers(report, plan, Cell(part, "bce"))
@@ -107,7 +107,7 @@ def test_where_no_image_was_found_none_is_shown(small_report: tuple[Path, Plan])
     assert second.neighbours == []
 
 
-def test_nothing_finished_nothing_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_without_finished_cells_nothing_is_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     assert draw_examples(tmp_path, small_report[1], tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()
 

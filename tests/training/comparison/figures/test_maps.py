@@ -27,7 +27,7 @@ def groups(path: Path) -> Counter[tuple[str, str]]:
     return Counter((row["panel"], row["group"]) for row in rows)
 
 
-def test_pairs_are_those_that_most_images_carry_both_of() -> None:
+def test_the_most_common_pairs_of_labels_are_chosen() -> None:
     """Images with both labels: ab 1, ac 2, bc 3, ad 0, bd 1, cd 1. Three pairs are chosen; ties are in label order."""
     carried = ["abc", "ac", "bc", "bc", "bd", "cd", "a", ""]
     positive = np.array([[name in labels for name in "abcd"] for labels in carried])
@@ -35,7 +35,7 @@ def test_pairs_are_those_that_most_images_carry_both_of() -> None:
     assert label_pairs((), LabelSet(tuple("abcd")), positive & np.array([1, 1, 0, 0], dtype=bool)) == [(0, 1)]
 
 
-def test_asked_pairs_are_found_by_what_other_data_sets_call_them() -> None:
+def test_requested_pairs_are_matched_by_their_aliases() -> None:
     labels = LabelSet(("Effusion", "Mass"))
     assert label_pairs(("Mass / Pleural Effusion",), labels, np.zeros((1, 2), dtype=bool)) == [(1, 0)]
     for wrong in ("Mass/Nodule", "Mass"):
@@ -84,14 +84,14 @@ def test_every_drawn_image_is_in_its_group(small_report: tuple[Path, Plan], tmp_
     }
 
 
-def test_label_names_are_no_markup(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_label_names_are_escaped(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     report, plan = small_report
     draw_maps(report, replace(plan, methods=("proxy",), pairs=("Mass/<b>$\\x$&",)), tmp_path)
     texts = ElementTree.parse(tmp_path / "tsne-pairs.svg").getroot().iter("{http://www.w3.org/2000/svg}text")
     assert "Mass / <b>$\\x$&" in [text.text for text in texts]
 
 
-def test_what_is_not_there_is_not_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
+def test_missing_cells_are_not_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     """Without finished cells, nothing. With one proxy method, no comparison with and without negative proxies."""
     report, plan = small_report
     assert draw_maps(tmp_path / "none", plan, tmp_path / "figures") == []

@@ -36,7 +36,7 @@ def test_the_graph_joins_nearest_neighbours_by_their_cosine() -> None:
     assert all(found[edge] == pytest.approx(expected[edge], abs=1e-5) for edge in expected)
 
 
-def test_opposite_images_share_no_edge_and_none_is_lost() -> None:
+def test_opposite_images_share_no_edge_but_stay_in_the_graph() -> None:
     graph = similarity_graph(np.array([[1, 0], [-1, 0], [1, 0]], np.float32), 10)
     assert sorted(graph.nodes) == [0, 1, 2]
     assert [sorted(edge) for edge in graph.edges] == [[0, 2]]
@@ -48,7 +48,7 @@ def test_identical_images_are_not_their_own_neighbours() -> None:
     assert all(weight == pytest.approx(1) for _, _, weight in graph.edges(data="weight"))
 
 
-def test_planted_communities_are_found_and_the_querys_is_visited_first() -> None:
+def test_planted_communities_are_found_and_that_of_the_query_is_visited_first() -> None:
     features, member = planted()
     graph = CommunityGraph(features, seed=0, least=5)
     assert all(len(set(member[community].tolist())) == 1 for community in graph.communities)
@@ -60,7 +60,7 @@ def test_planted_communities_are_found_and_the_querys_is_visited_first() -> None
     assert np.allclose(similarity[visited], features[visited] @ query)
 
 
-def test_whole_communities_the_nearest_first_until_enough_are_seen() -> None:
+def test_whole_communities_are_visited_nearest_first_until_there_are_enough_images() -> None:
     # With 15 neighbours each cluster is one community, so their sizes are known.
     features, member = planted()
     query = unit(np.array([1, 0.1, 0.05, 0]))
@@ -80,7 +80,7 @@ def test_every_image_is_in_one_community_and_a_wide_search_is_the_exact_one() ->
         assert np.allclose(graph.similarity(query), features @ query)
 
 
-def test_a_narrow_search_ranks_what_it_visited_as_the_exact_one_and_nothing_else_before_it() -> None:
+def test_a_narrow_search_ranks_visited_images_first_and_in_exact_order() -> None:
     features = unit(np.abs(np.random.default_rng(4).standard_normal((200, 16))))
     query = unit(np.abs(np.random.default_rng(5).standard_normal(16)))
     similarity = CommunityGraph(features, seed=0, least=30).similarity(query)
@@ -92,7 +92,7 @@ def test_a_narrow_search_ranks_what_it_visited_as_the_exact_one_and_nothing_else
     assert ranked.tolist() == exact
 
 
-def test_communities_are_louvains_on_the_weighted_graph_and_the_seeds() -> None:
+def test_communities_are_those_of_louvain_with_weights_and_the_seed() -> None:
     features = unit(np.random.default_rng(6).standard_normal((150, 8)))
     graph = similarity_graph(features, 10)
 
@@ -105,6 +105,6 @@ def test_communities_are_louvains_on_the_weighted_graph_and_the_seeds() -> None:
     assert found != louvain("weight", 4)
 
 
-def test_one_image_is_no_graph() -> None:
+def test_one_image_is_too_few() -> None:
     with pytest.raises(RunError, match="two or more images, found 1"):
         CommunityGraph(np.ones((1, 3), np.float32), seed=0)

@@ -31,7 +31,7 @@ def test_the_rotation_is_orthogonal_and_the_error_never_grows() -> None:
     assert errors[-1] < 0.95 * errors[0]
 
 
-def test_one_turn_by_hand() -> None:
+def test_one_rotation_by_hand() -> None:
     # Starting from the axes, B is (1, 1), (-1, 1), (-1, -1), (1, -1): the points rotated by 45 - 10 degrees.
     angles = np.deg2rad([10, 100, 190, 280])
     projected = np.column_stack([np.cos(angles), np.sin(angles)])

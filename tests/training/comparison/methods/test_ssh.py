@@ -54,7 +54,7 @@ def test_pairs_by_hand() -> None:
     assert np.array_equal(pair_similarity(labels), [[1, 1, -1], [1, 1, -1], [-1, -1, 1]])
 
 
-def test_a_pair_that_may_share_an_unknown_label_is_neither() -> None:
+def test_a_pair_that_may_share_an_unknown_label_is_ignored() -> None:
     """The second image may have the first one's label, and does not have the third one's."""
     labels = np.array([[1, 0], [np.nan, 0], [0, 1]])
     assert np.array_equal(pair_similarity(labels), [[1, 0, -1], [0, 0, -1], [-1, -1, 1]])
@@ -71,7 +71,7 @@ def test_the_matrix_is_the_sum_over_pairs() -> None:
     assert np.allclose(adjusted_covariance(single, single[:6], pair_similarity(labels)), expected, atol=1e-4)
 
 
-def test_wrong_pairs_are_weighed_up_by_hand() -> None:
+def test_weights_of_wrong_pairs_by_hand() -> None:
     # Mean square 2 / 2 = 1. Images 0 and 1 should agree, but are projected to opposite sides: 1 - (1 * -1) = 2.
     similar, different = np.ones((2, 2), np.float32), np.array([[1, -1], [-1, 1]], np.float32)
     apart, together = np.array([1, -1], np.float32), np.array([1, 1], np.float32)
@@ -83,7 +83,7 @@ def test_wrong_pairs_are_weighed_up_by_hand() -> None:
     assert np.array_equal(reweighted(similar, apart * 0), similar)
 
 
-def test_the_sequence_is_the_brute_force_one() -> None:
+def test_directions_agree_with_brute_force() -> None:
     rng = np.random.default_rng(1)
     features = (rng.standard_normal((24, 5)) + 2).astype(np.float32)
     labels = (rng.random((24, 3)) < 0.4).astype(np.float32)
@@ -93,7 +93,7 @@ def test_the_sequence_is_the_brute_force_one() -> None:
     assert np.allclose(np.abs(cosines), 1, atol=1e-3)
 
 
-def test_codes_of_new_images_tell_the_planted_labels_and_not_the_loud_axes() -> None:
+def test_codes_of_new_images_follow_planted_labels_not_large_variance() -> None:
     features, labels = planted(500, 2)
     hashing = SemiSupervisedHashing(features, labels, bits=16, seed=0)
     assert np.abs(hashing.directions[3:, 0]).max() < 0.2
@@ -111,7 +111,7 @@ def test_codes_of_new_images_tell_the_planted_labels_and_not_the_loud_axes() -> 
     assert (new_labels[loud.argmax(axis=1)] == new_labels).all(axis=1).mean() < 0.5
 
 
-def test_no_more_images_are_in_pairs_than_asked_for_and_the_seed_draws_them() -> None:
+def test_the_number_of_images_in_pairs_is_limited_and_drawn_by_the_seed() -> None:
     features, labels = planted(80, 4)
     few = [SemiSupervisedHashing(features, labels, bits=4, seed=seed, labelled=10).directions for seed in (0, 0, 1)]
     assert np.array_equal(few[0], few[1])

@@ -39,14 +39,14 @@ def standard(image: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kernel", filter_bank())
-def test_every_filter_is_blind_to_brightness_and_of_size_one(kernel: np.ndarray) -> None:
+def test_every_filter_sums_to_zero_and_has_norm_one(kernel: np.ndarray) -> None:
     assert kernel.shape == (2 * RADIUS + 1, 2 * RADIUS + 1)
     assert abs(kernel.sum()) < 1e-5
     assert np.abs(kernel).sum() == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize(("wavelength", "angle"), [(8.0, 0.0), (4.0, math.pi / 4), (8.0, 3 * math.pi / 4)])
-def test_gabor_is_its_formula(wavelength: float, angle: float) -> None:
+def test_gabor_follows_its_formula(wavelength: float, angle: float) -> None:
     def at(x: int, y: int) -> tuple[float, complex]:
         along = x * math.cos(angle) + y * math.sin(angle)
         across = -x * math.sin(angle) + y * math.cos(angle)
@@ -63,7 +63,7 @@ def test_gabor_is_its_formula(wavelength: float, angle: float) -> None:
         assert kernel[RADIUS + y, RADIUS + x] == pytest.approx(envelope * (wave - c) / size, abs=1e-8)
 
 
-def test_schmid_is_its_formula() -> None:
+def test_schmid_follows_its_formula() -> None:
     def at(r: float) -> float:
         return math.cos(math.pi * 2 * r / 6) * math.exp(-(r**2) / 72)
 
@@ -74,7 +74,7 @@ def test_schmid_is_its_formula() -> None:
 
 
 @pytest.mark.parametrize(("sigma", "tau"), [(2, 1), (6, 3), (10, 4)])
-def test_schmid_does_not_know_directions(sigma: float, tau: float) -> None:
+def test_schmid_is_invariant_to_rotation(sigma: float, tau: float) -> None:
     kernel = schmid(sigma, tau)
     by_radius: dict[int, set[float]] = {}
     for y in range(-RADIUS, RADIUS + 1):
@@ -102,7 +102,7 @@ def test_filtering_is_convolution_with_mirrored_borders(side: int) -> None:
             assert np.allclose(magnitude, np.hypot(real, imaginary), atol=1e-4)
 
 
-def test_gabor_answers_to_its_own_wave() -> None:
+def test_gabor_responds_to_its_own_wave() -> None:
     angles = np.pi * np.arange(4) / 4
     for own, angle in enumerate(angles):
         strength = [m.mean() for m in magnitudes(gratings(1, angle, 8, 0), [gabor(8, a) for a in angles])]
@@ -110,7 +110,7 @@ def test_gabor_answers_to_its_own_wave() -> None:
         assert strength[own] > 2 * sorted(strength)[-2]
 
 
-def test_patches_hold_mean_and_deviation_of_each_filter() -> None:
+def test_patches_have_mean_and_deviation_of_each_filter() -> None:
     # 20 px have 2 patches across; 4 px are not used.
     images = noise(40, 20)
     descriptor = TextureDescriptor(images, seed=0, words=5)
@@ -126,7 +126,7 @@ def test_patches_hold_mean_and_deviation_of_each_filter() -> None:
                     assert found == pytest.approx([tile.mean(), tile.std()], abs=1e-4)
 
 
-def test_histograms_count_each_images_own_patches() -> None:
+def test_histograms_count_the_patches_of_each_image() -> None:
     images = noise(40, 32)
     descriptor = TextureDescriptor(images, seed=0, words=10)
     histograms = descriptor.describe(images)
@@ -140,7 +140,7 @@ def test_histograms_count_each_images_own_patches() -> None:
     assert np.abs(alone - histograms).sum() <= 4 / 16
 
 
-def test_planted_gratings_are_told_apart_by_direction_and_wavelength() -> None:
+def test_planted_gratings_are_distinguished_by_direction_and_wavelength() -> None:
     kinds = [(0.0, 8.0), (np.pi / 2, 8.0), (np.pi / 4, 8.0), (0.0, 4.0)]
     kind = np.repeat(np.arange(4), 12)
     gallery = np.concatenate([gratings(12, *k, seed=i) for i, k in enumerate(kinds)])

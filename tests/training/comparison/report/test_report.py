@@ -101,7 +101,7 @@ def test_main_table_of_positive_queries() -> None:
     assert "- 15 queries of 2 seeds have an nDCG; 0 are left out" in "\n".join(lines)
 
 
-def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished() -> None:
+def test_queries_of_several_seeds_are_counted_only_if_all_are_finished() -> None:
     results = make()
     one_seed = results | {"plan": results["plan"] | {"seeds": 1}}
     half = make(rows=[row("bce", 0.25, finished=1)])
@@ -109,7 +109,7 @@ def test_queries_are_those_of_several_seeds_only_where_all_of_these_are_finished
         assert main_table(other, POSITIVE).notes[0].startswith("12 queries have an nDCG; 3 are left out (")
 
 
-def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> None:
+def test_a_protocol_without_published_values_has_no_column_for_them() -> None:
     results = make()
     results["methods"] = {name: method | {"paper": {}} for name, method in results["methods"].items()}
     table = main_table(results, POSITIVE)
@@ -117,7 +117,7 @@ def test_a_protocol_of_which_the_paper_says_nothing_has_no_column_of_it() -> Non
     assert not any("paper" in note for note in table.notes)
 
 
-def test_a_comparison_on_fewer_parts_says_so_and_without_bce_there_is_none() -> None:
+def test_a_comparison_states_fewer_parts_and_needs_bce() -> None:
     results = make(rows=[row("proxy", 0.3, minus_bce=gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}), row("texture", 0.1)])
     texture, proxy, *_ = main_table(results, POSITIVE).rows
     assert [(cell.text, cell.detail) for cell in proxy[6:10]] == [
@@ -127,7 +127,7 @@ def test_a_comparison_on_fewer_parts_says_so_and_without_bce_there_is_none() -> 
     assert [cell.text for cell in texture[6:10]] == [DASH] * 4
 
 
-def test_equal_figures_are_both_best_and_the_random_ranking_is_never() -> None:
+def test_equal_figures_are_both_best_but_never_the_random_ranking() -> None:
     results = make(rows=[row("bce", 0.09), row("proxy", 0.0901)])
     table = main_table(results, EVERY)
     assert [cells[2].best for cells in table.rows] == [True, True, False, False, False]
@@ -147,7 +147,7 @@ def test_statements_need_both_p_and_interval() -> None:
     ]
 
 
-def test_a_sweep_has_a_table_of_its_own() -> None:
+def test_a_sweep_has_a_separate_table() -> None:
     results = make_sweep()
     rows = [tuple(cell.text for cell in cells[:3]) for cells in sweep_table(results, POSITIVE).rows]
     assert rows == [
@@ -168,14 +168,14 @@ def test_a_sweep_has_a_table_of_its_own() -> None:
     assert "## Sweeps" not in "\n".join(lines_of(make()))
 
 
-def test_a_number_of_proxies_that_is_left_to_the_loss() -> None:
+def test_a_sweep_with_automatic_numbers_of_proxies() -> None:
     results = make(rows=[row("proxy", 0.3, proxies="2"), row("proxy", 0.3, proxies="auto")])
     table = sweep_table(results, POSITIVE)
     assert [cells[2].text for cells in table.rows] == ["2", "auto"]
     assert [record[2] for record in table.records()] == ["proxies per class", "2", "auto"]
 
 
-def test_a_failure_is_told_of_in_the_rows_that_it_belongs_to() -> None:
+def test_a_failure_is_reported_in_its_own_rows() -> None:
     results = make_sweep()
     failed = {"cell": "seed1-fold2-600/proxy-m8", "method": "proxy", "error": "no memory", "log": "x/log.txt"}
     rows = [r if (r["size"], r["proxies"]) != (600, "8") else unfinished("proxy") | {"size": 600, "proxies": "8"}
@@ -196,19 +196,19 @@ def test_auc_by_finding_has_the_methods_with_a_classifier() -> None:
     assert table.notes == (f"Left out of the mean of a method if the queries do not have both values: {HOSTILE}.",)
 
 
-def test_breakdown_where_the_manifest_has_views() -> None:
+def test_breakdown_if_the_manifest_has_views() -> None:
     (table,) = breakdown_tables(make())
     assert (table.name, table.columns[1].title) == ("views-positive-queries", "AP, n = 1,020")
     assert {cells[0].text: cells[1].text for cells in table.rows}["PROXY"] == "0.300"
 
 
-def test_what_was_compared() -> None:
+def test_summary_of_the_comparison() -> None:
     text = compared(make())
     assert text.startswith("7 methods by the protocol “NIH” (2 findings)") and "the 100 nearest" in text
     assert "Each part (2 seeds) has 1,200 training images and 15 to 16 queries of 7 patients." in text
 
 
-def test_markdown_is_no_markup_of_a_users_words() -> None:
+def test_markdown_escapes_user_text() -> None:
     text = "\n".join(lines_of(make(), [ReportFigure("a", "T*", "C <b>")]))
     assert "| \\<script\\>alert(1)\\</script\\>\\|\\*x\\*]\\(http://evil.example) |" in text
     assert "<script" not in text.replace("\\<", "")
@@ -219,7 +219,7 @@ def test_markdown_is_no_markup_of_a_users_words() -> None:
     assert "> Of drawings. Research use only." in "\n".join(lines_of(make() | {"notes": ["Of drawings."]}))
 
 
-def test_how_it_was_made_has_rules_and_sources() -> None:
+def test_provenance_has_rules_and_sources() -> None:
     lines = lines_of(make())
     (rule,) = [line for line in lines if "the highest mean of AUC and corrected nDCG@10 on validation images" in line]
     assert "stops early" in rule and "patience" in rule
@@ -313,7 +313,7 @@ def test_report_folder_and_its_rewrite(stubbed: dict[str, Any], tmp_path: Path) 
     assert files(tmp_path) == first
 
 
-def test_csv_tables_hold_the_numbers(stubbed: dict[str, Any], tmp_path: Path) -> None:
+def test_csv_tables_have_the_numbers(stubbed: dict[str, Any], tmp_path: Path) -> None:
     write_report(tmp_path, PLAN)
     with (tmp_path / "tables/positive-queries.csv").open(newline="", encoding="utf-8") as stream:
         rows = {record["method"]: record for record in csv.DictReader(stream)}
@@ -335,7 +335,7 @@ def test_csv_tables_hold_the_numbers(stubbed: dict[str, Any], tmp_path: Path) ->
     assert seconds == ["", "3723", "", "3723", "3723", "3723", "3723"]
 
 
-def test_images_that_are_gone_cost_the_examples_only(
+def test_missing_images_only_remove_the_examples(
     stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def gone(*_: Any) -> list[ReportFigure]:
@@ -353,7 +353,7 @@ def test_images_that_are_gone_cost_the_examples_only(
 
 
 @pytest.mark.parametrize("name", ["draw_charts", "draw_maps", "draw_examples"])
-def test_results_are_kept_whatever_the_pictures_meet(
+def test_results_are_kept_if_a_figure_fails(
     name: str, stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> list[ReportFigure]:
@@ -366,7 +366,7 @@ def test_results_are_kept_whatever_the_pictures_meet(
     assert not (tmp_path / "index.html").exists()
 
 
-def test_an_error_leaves_the_last_report(
+def test_an_error_keeps_the_previous_report(
     stubbed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_report(tmp_path, PLAN)

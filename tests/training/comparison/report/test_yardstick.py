@@ -37,7 +37,7 @@ def test_retrieval_by_finding() -> None:
     ]  # fmt: skip
 
 
-def test_what_is_said_of_the_best() -> None:
+def test_statement_about_the_best_method() -> None:
     metrics = ("auc", "corrected_ndcg", "corrected_jaccard_ndcg")
     led, clear, close = dict.fromkeys(metrics, "proxy"), fig(0.1, 0.05, 0.2), fig(0.1, -0.05, 0.2)
 
