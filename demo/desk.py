@@ -270,7 +270,8 @@ class Desk:
                 analysis, alike=step.wish.alike, unlike=step.wish.unlike, findings=dict(step.wish.findings),
                 k=controls.k, filter=controls.filter, exclude_same_patient=controls.exclude,
             )  # fmt: skip
-        doubts = (NOT_A_PHANTOM,) if OF_PHANTOMS in self.finder.card.notes and not analysis.known else ()
+        is_phantom = image.radiograph.is_phantom or analysis.known
+        doubts = (NOT_A_PHANTOM,) if OF_PHANTOMS in self.finder.card.notes and not is_phantom else ()
         analysis = replace(analysis, warnings=(*analysis.warnings, *doubts, *image.warnings))
         known = bool(controls.patient or image.radiograph.patient_id.strip() or analysis.known)
         parts = [controls.text(known=known)]

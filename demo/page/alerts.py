@@ -28,8 +28,8 @@ _ROUTINE = frozenset({
     "unknown code", "stored in colour",
 })  # fmt: skip
 NOT_A_PHANTOM = (
-    "The model was trained on phantoms, and the gallery does not have this image. If it is a real X-ray, its findings "
-    "and similar images mean nothing."
+    "The model was trained on phantoms, and the file does not say that this is one. If it is a real X-ray, its "
+    "findings and similar images mean nothing."
 )
 _SHORT = {
     NOT_A_PHANTOM: "This model knows only phantoms, and this image may be a real X-ray",

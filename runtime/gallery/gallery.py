@@ -1,8 +1,7 @@
 """A gallery in a folder, with entries, embeddings and thumbnails in SQLite, that can be searched for neighbours.
 
-SQLite (with a write-ahead log) holds all data, which is read and written in transactions (`Reader`, `Writer`). Each
-change raises the gallery's generation by one and is acknowledged once it is on disk, so it survives a crash or power
-failure. Searches use data derived from SQLite (`IndexCache`).
+SQLite (with a write-ahead log) holds all data. `Reader` and `Writer` use transactions: each change raises the gallery's
+generation by one and survives a crash once it is acknowledged. Searches use data derived from SQLite (`IndexCache`).
 """
 
 from __future__ import annotations

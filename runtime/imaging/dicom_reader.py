@@ -24,7 +24,14 @@ from cbmir.runtime.imaging.dicom_header import (
     tag_name,
 )
 from cbmir.runtime.imaging.dicom_pixels import Frame, find_frame, halvings
-from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, Reduction, check_contrast, collected_warnings
+from cbmir.runtime.imaging.radiograph import (
+    PHANTOM,
+    ImageLimits,
+    Radiograph,
+    Reduction,
+    check_contrast,
+    collected_warnings,
+)
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -81,7 +88,7 @@ def read_dicom(
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
         stored, name, "", patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity,
-        values, spacing,
+        values, spacing, tags.text("Manufacturer") == PHANTOM,
     )  # fmt: skip
 
 

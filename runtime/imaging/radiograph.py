@@ -19,6 +19,8 @@ from cbmir.runtime.imaging.image_warning import ImageWarning
 
 # `warnings.catch_warnings` changes the state of the process: two threads inside it would undo each other's changes.
 _ONE_AT_A_TIME = threading.Lock()
+#: The text in files of `cbmir data phantom`: Source in PNG, Manufacturer in DICOM.
+PHANTOM = "cbmir phantom"
 _AT_ONCE = 2**15  # values per look-up: NumPy converts them to 8-byte indices, which should fit into the cache
 _COUNTED_AT_ONCE = 2**18
 _LITTLE_CONTRAST = 32  # grey levels between the 1st and the 99th percentile: a 12-bit image saved as 16 bits has 16
@@ -110,6 +112,7 @@ class Radiograph:
         greys: uint8 [256] or [65536], the grey of each stored value; None if the stored values are the grey values.
         values: The meaning of stored values; None unless a linear window turned them into `greys`.
         spacing: None if the file does not say how large a pixel is.
+        is_phantom: The file says that `cbmir data phantom` drew it (`PHANTOM`).
         reduction: None unless `stored` is smaller than the image in the file.
         date: The study's date, YYYY-MM-DD.
         intensity: The policy behind `greys` (PreprocessSpec).
@@ -129,6 +132,7 @@ class Radiograph:
     intensity: str = "header"
     values: Values | None = None
     spacing: Spacing | None = None
+    is_phantom: bool = False
 
     @property
     def pixels(self) -> NDArray[np.uint8]:

@@ -29,7 +29,14 @@ from cbmir.runtime.imaging.colour import to_grey
 from cbmir.runtime.imaging.dicom_reader import is_dicom, read_dicom
 from cbmir.runtime.imaging.image_warning import ImageWarning
 from cbmir.runtime.imaging.picture_check import check_picture
-from cbmir.runtime.imaging.radiograph import ImageLimits, Radiograph, check_contrast, collected_warnings, greys_of
+from cbmir.runtime.imaging.radiograph import (
+    PHANTOM,
+    ImageLimits,
+    Radiograph,
+    check_contrast,
+    collected_warnings,
+    greys_of,
+)
 from cbmir.runtime.imaging.threads import beside
 
 __all__ = ["ImageLimits", "Radiograph", "file_bytes", "read_image"]
@@ -193,7 +200,8 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
         stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
     radiograph = _radiograph(stored, bits, name, "", intensity, warnings)
     notes = (ImageWarning("nonstandard file", f"{plugin.format}: {warning}") for warning in dict.fromkeys(collected))
-    return replace(radiograph, warnings=(*radiograph.warnings, *notes))
+    is_phantom = image.info.get("Source") == PHANTOM
+    return replace(radiograph, warnings=(*radiograph.warnings, *notes), is_phantom=is_phantom)
 
 
 def _check_work(image: ImageFile.ImageFile, data: bytes, name: str) -> None:

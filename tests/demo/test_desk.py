@@ -24,6 +24,7 @@ from cbmir.demo.uploads import PICTURE_SIDE
 from cbmir.errors import NotAnImageError, UserError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import Analysis, Finder, build_gallery
+from cbmir.training.phantom import generate
 from dicom_files import make_dicom
 
 FEW = Controls(k=4)
@@ -231,8 +232,8 @@ def test_an_unknown_operating_point_is_refused(desk: Desk) -> None:
         desk.search(session, replace(FEW, point="wild"))
 
 
-def test_a_model_of_phantoms_doubts_images_that_the_gallery_lacks(
-    desk: Desk, put: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_a_model_of_phantoms_doubts_images_that_may_be_real(
+    desk: Desk, put: Callable[..., str], uploads: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     card = desk.finder.card
     monkeypatch.setattr(desk.finder, "card", card.with_(training={**card.training, "source": "phantom"}))
@@ -241,6 +242,9 @@ def test_a_model_of_phantoms_doubts_images_that_the_gallery_lacks(
     step = desk.open(Session(), FEW, [put()])
     assert step.analysis is not None and NOT_A_PHANTOM in step.analysis.warnings
     assert is_grave(NOT_A_PHANTOM)
+    generate(uploads / "drawn", count=9, size=64, progress=False)
+    step = desk.open(Session(), FEW, [str(uploads / "drawn" / "images" / "phantom-00000-0.png")])
+    assert step.analysis is not None and NOT_A_PHANTOM not in step.analysis.warnings
 
 
 def test_an_image_shown_side_by_side_again_is_kept_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

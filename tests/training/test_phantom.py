@@ -16,6 +16,7 @@ from PIL import Image
 from cbmir.errors import MissingDependencyError, SplitError, UserError
 from cbmir.labels import NIH_14
 from cbmir.manifest import read_manifest
+from cbmir.runtime import read_image
 from cbmir.training.phantom import PHANTOM_LABELS, Phantom, PhantomFinding, describe, draw, files, generate, report
 from cbmir.training.phantom.anatomy import halves
 from cbmir.training.phantom.patients import BOTH, CAUSES, LEFT, RIGHT
@@ -301,6 +302,15 @@ def test_the_manifest_is_valid_and_keeps_patients_apart(tmp_path: Path) -> None:
     assert manifest.about["reader"] == "phantom" and manifest.about["seed"] == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images", "manifest.about.json", "manifest.csv"]
     assert len(list((tmp_path / "images").iterdir())) == 40
+
+
+@pytest.mark.parametrize("image_format", ["png", "dicom"])
+def test_files_say_that_they_are_phantoms(tmp_path: Path, image_format: str) -> None:
+    manifest = read_manifest(generate(tmp_path, count=9, size=64, image_format=image_format, progress=False))
+    drawn = [read_image(row.image) for row in manifest]
+    assert all(one.is_phantom for one in drawn)
+    Image.fromarray(drawn[0].pixels).save(tmp_path / "copy.png")
+    assert not read_image(tmp_path / "copy.png").is_phantom
 
 
 def test_dicom_reads_back(tmp_path: Path) -> None:

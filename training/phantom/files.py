@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from tqdm import tqdm
 
 from cbmir import __version__
@@ -22,6 +23,7 @@ from cbmir.errors import UserError, require
 from cbmir.files import replacing
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row, write_manifest
+from cbmir.runtime.imaging.radiograph import PHANTOM
 from cbmir.training.phantom.anatomy import Array
 from cbmir.training.phantom.patients import PHANTOM_LABELS, Phantom, describe
 from cbmir.training.phantom.picture import draw, render
@@ -94,8 +96,11 @@ def generate(
 def _write(size: int, seed: int, phantom: Phantom, path: Path, inverted: bool) -> None:
     with replacing(path) as temporary:
         if path.suffix == ".png":
+            about = PngInfo()
+            about.add_text("Source", PHANTOM)
             # Noise has no repetitions, so Huffman coding alone gives the same size in a third of the time.
-            Image.fromarray(draw(phantom, size)).save(temporary, format="PNG", compress_type=zlib.Z_HUFFMAN_ONLY)
+            picture = Image.fromarray(draw(phantom, size))
+            picture.save(temporary, format="PNG", compress_type=zlib.Z_HUFFMAN_ONLY, pnginfo=about)
         else:
             write_dicom(temporary, render(phantom, size), phantom, seed=seed, inverted=inverted)
 
@@ -123,7 +128,7 @@ def write_dicom(path: Path, grey: Array, phantom: Phantom, *, seed: int, inverte
     ds.StudyDate = study_date(phantom).strftime("%Y%m%d")
     ds.StudyTime = "120000"
     ds.Modality = "CR"
-    ds.Manufacturer = "cbmir"
+    ds.Manufacturer = PHANTOM
     ds.PatientName = f"Phantom^{phantom.patient_id.removeprefix('phantom-')}"
     ds.PatientID = phantom.patient_id
     ds.StudyID = study
