@@ -13,7 +13,6 @@ from fastapi.testclient import TestClient
 from numpy.typing import NDArray
 
 from cbmir.card import INTENDED_USE, INTENDED_USE_WITHOUT_FINDINGS, WITHOUT_FINDINGS, ModelCard
-from cbmir.cli import main
 from cbmir.demo.controls import Controls
 from cbmir.demo.desk import Desk, labels_of
 from cbmir.demo.page.findings import findings_html
@@ -24,6 +23,7 @@ from cbmir.runtime import Finder, open_engine
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.settings import Settings
+from command_line import run
 from http_service import encoded
 
 Captured = pytest.CaptureFixture[str]
@@ -97,13 +97,6 @@ def test_requests_that_need_findings_are_refused(finder: Finder, image: Path, em
         finder.analyze(image, rank="findings")
     with pytest.raises(UserError, match=r"expected an operating point of this model \(balanced\)"):
         Finder.open(embedding_model, operating_point="sensitive")
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def test_the_command_line(

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 import cbmir
-from cbmir.cli import main
+import command_line
 from cbmir.manifest import read_manifest
 
 #: The proxy model must find similar images this many times better than a random ranking.
@@ -33,10 +33,9 @@ def test_from_phantoms_to_the_browser(
 
     def run(*arguments: str) -> str:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main(list(arguments))
+        code = command_line.run(*arguments)
         output = capsys.readouterr()
-        assert end.value.code == 0, output.err
+        assert code == 0, output.err
         return output.out
 
     run("data", "phantom", "-n", "360", "--size", "128", "--seed", "0", "-o", "phantoms")

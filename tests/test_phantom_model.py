@@ -10,7 +10,6 @@ import pytest
 from fastapi.testclient import TestClient
 
 from cbmir.card import NOT_A_DEVICE, OF_PHANTOMS, ModelCard
-from cbmir.cli import main
 from cbmir.cli.options import announce
 from cbmir.export.compare import sample_of
 from cbmir.manifest import read_manifest
@@ -19,6 +18,7 @@ from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.settings import Settings
+from command_line import run
 from dicom_files import make_dicom
 
 Captured = pytest.CaptureFixture[str]
@@ -54,23 +54,20 @@ def test_it_is_the_first_warning(finder: Finder, tiny_manifest: Path) -> None:
 def test_the_command_line(model: Path, gallery: Path, tiny_manifest: Path, tmp_path: Path, capsys: Captured) -> None:
     image, report = tiny_manifest.with_name("image_20.png"), tmp_path / "report.html"
     for options in ([], ["--json"], ["--report", str(report)]):
-        with pytest.raises(SystemExit):
-            main(["query", str(model), str(gallery), str(image), *options])
+        assert run("query", model, gallery, image, *options) == 0
         assert OF_PHANTOMS in " ".join(capsys.readouterr().out.split())
     assert f'<body><p class="phantoms">{OF_PHANTOMS}</p>' in report.read_text("utf-8")
 
 
 def test_evaluate(model: Path, tiny_manifest: Path, capsys: Captured) -> None:
     for options in ([], ["--json"]):
-        with pytest.raises(SystemExit):
-            main(["evaluate", str(model), str(tiny_manifest), "-k", "2", *options])
+        assert run("evaluate", model, tiny_manifest, "-k", 2, *options) == 0
         assert OF_PHANTOMS in capsys.readouterr().out
 
 
 def test_results_for_a_pacs(model: Path, tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "chest.dcm").write_bytes(make_dicom())
-    with pytest.raises(SystemExit):
-        main(["pacs", "analyze", str(tmp_path / "chest.dcm"), "-o", str(tmp_path / "r"), "--model", str(model)])
+    assert run("pacs", "analyze", tmp_path / "chest.dcm", "-o", tmp_path / "r", "--model", model) == 0
     assert OF_PHANTOMS in capsys.readouterr().out
 
 

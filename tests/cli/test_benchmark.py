@@ -10,21 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cbmir.cli import main
 from cbmir.cli.benchmark import benchmark
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import SWEEPS
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.splits import with_fold
+from command_line import run
 
 SMALL = ("--encoder", "timm:test_efficientnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
-
-
-def run(*arguments: object) -> int | str | None:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    return end.value.code
 
 
 @pytest.mark.slow

@@ -16,20 +16,14 @@ import pytest
 import cbmir
 from cbmir import machine
 from cbmir.choices import ENGINES
-from cbmir.cli import doctor, main
+from cbmir.cli import doctor
 from cbmir.errors import EngineError, installing
 from cbmir.runtime import open_engine
 from cbmir.runtime.engines.nvidia import Gpu
 from cbmir.runtime.engines.registry import why_not
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: str) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([*args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.fixture

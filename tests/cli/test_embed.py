@@ -8,18 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbmir.cli import main
 from cbmir.manifest import read_manifest
 from cbmir.runtime import Finder
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.mark.parametrize("workers", [0, 2])

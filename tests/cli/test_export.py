@@ -8,19 +8,12 @@ from pathlib import Path
 import pytest
 
 from cbmir import export
-from cbmir.cli import main
 from cbmir.export import ExportOptions, ParityLimits
 from cbmir.export import export as export_module
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
 pytestmark = pytest.mark.usefixtures("quick_graph")
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def test_export(tiny_run: Path, tmp_path: Path, capfd: Captured) -> None:

@@ -14,20 +14,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cbmir.cli import main
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.runtime import Gallery
 from cbmir.runtime.gallery.build import IndexReport
 from cbmir.runtime.gallery.database import live_folder
+from command_line import run
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 Captured = pytest.CaptureFixture[str]

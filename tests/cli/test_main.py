@@ -14,15 +14,9 @@ import pytest
 import cbmir
 from cbmir import cli as module
 from cbmir.errors import MissingDependencyError, ParityError, TrainingError, UserError
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        module.main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.mark.parametrize(

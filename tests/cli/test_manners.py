@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli import main, query
+from cbmir.cli import query
 from cbmir.runtime import Finder
 from cbmir.runtime.neighbours import NOTHING_ALIKE
+from command_line import run
 from dicom_files import make_dicom
 
 Captured = pytest.CaptureFixture[str]
@@ -26,9 +27,7 @@ Captured = pytest.CaptureFixture[str]
 def asked(capsys: Captured, *args: object, code: int = 0) -> Any:
     """The JSON that a command prints with --json; it must print nothing else."""
     capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main([*map(str, args), "--json"])
-    assert stop.value.code == code
+    assert run(*args, "--json") == code
     return json.loads(capsys.readouterr().out)
 
 
@@ -158,8 +157,7 @@ def test_a_probability_as_a_bar(share: float | None, bar: str, monkeypatch: pyte
 
 @pytest.mark.parametrize("args", [[], ["--help"]])
 def test_the_five_steps_and_the_exit_codes_are_shown(args: list[str], capsys: Captured) -> None:
-    with pytest.raises(SystemExit):
-        main(args)
+    run(*args)
     out, err = capsys.readouterr()
     text = out + err
     steps = [line.split()[1] for line in text.splitlines() if line.startswith("    cbmir ")]

@@ -12,19 +12,12 @@ import pytest
 from pydicom import dcmread
 
 from cbmir.card import NOT_A_DEVICE
-from cbmir.cli import main
 from cbmir.runtime import Finder
+from command_line import run
 from dicom_files import make_dicom
 
 pytest.importorskip("highdicom")
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 def written(folder: Path) -> list[str]:

@@ -17,20 +17,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from cbmir.card import NOT_A_DEVICE, OperatingPoint
-from cbmir.cli import main
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.runtime import Finder, Gallery, read_image
 from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.results import most_probable_first
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.fixture

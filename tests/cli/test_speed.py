@@ -9,21 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from cbmir.cli import main
 from cbmir.cli.speed import WIDTH, table, text
 from cbmir.export.perf.bench import BenchReport, Entrant, Ratio, Speed
 from cbmir.export.perf.contenders import MatrixPeak, peer_contenders, peer_health
 from cbmir.export.perf.process import BenchProcess
 from cbmir.runtime import open_engine
+from command_line import run
 
 Captured = pytest.CaptureFixture[str]
-
-
-def run(*args: object) -> int:
-    with pytest.raises(SystemExit) as stop:
-        main([str(arg) for arg in args])
-    assert isinstance(stop.value.code, int)
-    return stop.value.code
 
 
 @pytest.mark.usefixtures("openvino")

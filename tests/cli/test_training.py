@@ -7,13 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbmir.cli import main
-
-
-def run(*arguments: object) -> int | str | None:
-    with pytest.raises(SystemExit) as end:
-        main([str(argument) for argument in arguments])
-    return end.value.code
+from command_line import run
 
 
 def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbmir.cli import main
 from cbmir.errors import GalleryError
 from cbmir.runtime import Gallery
 from cbmir.runtime.gallery.gallery import MAP, is_gallery_file
 from cbmir.runtime.gallery.projection import GalleryProjection, principal_plane
+from command_line import run
 
 
 @pytest.fixture
@@ -89,9 +89,7 @@ def test_it_is_deleted_if_an_image_is_removed(folder: Path) -> None:
 def test_command(folder: Path, method: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     if method != "pca":
         pytest.importorskip("sklearn")
-    with pytest.raises(SystemExit) as stop:
-        main(["index", "map", str(folder), "--method", method])
-    assert stop.value.code == 0
+    assert run("index", "map", folder, "--method", method) == 0
     assert f"a map of 20 images by {name}" in capsys.readouterr().out
     chart = GalleryProjection.load(folder)
     assert chart is not None
@@ -106,7 +104,5 @@ def test_too_few_images(folder: Path) -> None:
 
 
 def test_command_refuses_milvus(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["index", "map", "milvus://localhost:19530/chest"])
-    assert stop.value.code == 2
+    assert run("index", "map", "milvus://localhost:19530/chest") == 2
     assert "Milvus" in capsys.readouterr().err

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import cbmir
-from cbmir.cli import main
 from cbmir.manifest import read_manifest
 from cbmir.runtime import open_engine
 from cbmir.runtime.gallery.build.merge import read_card
 from cbmir.runtime.models.catalog import MODELS, find_model, model_file
+from command_line import run
 
 
 def test_a_name_means_a_catalog_model_unless_a_path_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +70,7 @@ def test_its_answers_have_not_changed() -> None:
 
 def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for words, check in ((["models"], str), (["models", "--json"], json.loads)):
-        with pytest.raises(SystemExit) as end:
-            main(words)
-        assert end.value.code == 0
+        assert run(*words) == 0
         shown = check(capsys.readouterr().out)
         assert "starter" in shown
     assert shown["starter"]["card"]["licence"] == "Apache-2.0"

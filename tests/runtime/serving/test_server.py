@@ -19,7 +19,6 @@ import httpx
 import pytest
 import uvicorn
 
-from cbmir.cli import main
 from cbmir.errors import UserError
 from cbmir.process import available_threads
 from cbmir.runtime import Finder
@@ -31,6 +30,7 @@ from cbmir.runtime.serving.app import create_app
 from cbmir.runtime.serving.server import serve
 from cbmir.runtime.serving.settings import Settings
 from cbmir.runtime.sockets import bound, is_loopback
+from command_line import run
 from http_service import Service
 
 TOKEN = "a-token-of-thirty-two-characters"
@@ -280,9 +280,7 @@ def test_without_dicom_output_other_requests_are_answered(
 
 
 def test_a_missing_model_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["serve", "--model", str(tmp_path / "model.onnx"), "--port", "0"])
-    assert stop.value.code == 2
+    assert run("serve", "--model", tmp_path / "model.onnx", "--port", 0) == 2
     assert "no such model file" in capsys.readouterr().err
 
 
@@ -308,16 +306,12 @@ def test_the_service_listens_before_its_decoders_start(tiny_model: Path, monkeyp
 
     monkeypatch.setattr(decoder_process, "DecoderPool", Pool)
     monkeypatch.setattr(server, "serve", listen)
-    with pytest.raises(SystemExit) as stop:
-        main(["serve", "--model", str(tiny_model)])
-    assert stop.value.code == 0
+    assert run("serve", "--model", tiny_model) == 0
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
 def test_other_machines_need_a_token(host: str, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["serve", "--model", str(tiny_model), "--host", host, "--port", "0"])
-    assert stop.value.code == 2
+    assert run("serve", "--model", tiny_model, "--host", host, "--port", 0) == 2
     assert "--token-file" in capsys.readouterr().err
 
 

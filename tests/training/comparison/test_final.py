@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests.training.comparison.conftest import TINY
 
-from cbmir.cli import main
+import command_line
 from cbmir.errors import ManifestError, RunError
 from cbmir.manifest import read_manifest
 from cbmir.training import metrics
@@ -79,9 +79,7 @@ def test_training_uses_every_image_and_the_settings_of_the_folds(method: str, fo
 @pytest.mark.slow
 def test_a_finished_or_stopped_run_resumes(folds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path / "run")
-    with pytest.raises(SystemExit) as end:
-        main(["final", str(folds), "-o", str(run.path), "--method", "proxy", "--json"])
-    assert end.value.code == 0
+    assert command_line.run("final", folds, "-o", run.path, "--method", "proxy", "--json") == 0
     assert json.loads(capsys.readouterr().out)["metrics"] == run.read_card().metrics
     finished = run.card.read_bytes()
     with pytest.raises(RunError, match="--resume"):

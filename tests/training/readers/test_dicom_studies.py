@@ -20,6 +20,7 @@ from cbmir.manifest import read_manifest
 from cbmir.runtime import build_gallery, open_engine
 from cbmir.training.dataset import cached_images
 from cbmir.training.readers import read_dicom_studies, write_left_out
+from command_line import run
 from dicom_files import STORED, make_dicom
 
 
@@ -199,13 +200,8 @@ def test_unusable_paths_are_refused(tmp_path: Path, archive: Path) -> None:
 def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "m" / "manifest.csv"
 
-    def run(*more: str) -> int:
-        with pytest.raises(SystemExit) as stop:
-            main(["data", "dicom", str(archive), "-o", str(output), "--workers", "0", *more])
-        assert isinstance(stop.value.code, int)
-        return stop.value.code
-
-    assert run() == 2
+    command = ("data", "dicom", archive, "-o", output, "--workers", 0)
+    assert run(*command) == 2
     captured = capsys.readouterr()
     assert "3 images of 3 patients" in captured.out
     assert "7 files left out, 1 of them damaged" in captured.err
@@ -214,7 +210,7 @@ def test_the_command(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         listed = list(csv.DictReader(stream))
     assert {(Path(row["file"]).name, row["kind"]) for row in listed} >= {("cut", "damaged"), ("knee", "refused")}
     (archive / "cut").unlink()
-    assert run("--allow-lateral", "--intensity", "minmax", "--labels", "Effusion, Mass") == 0
+    assert run(*command, "--allow-lateral", "--intensity", "minmax", "--labels", "Effusion, Mass") == 0
     assert read_manifest(output).labels.names == ("Effusion", "Mass")
     assert len(read_manifest(output)) == 5
 

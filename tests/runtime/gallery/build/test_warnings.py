@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbmir.cli import main
+import command_line
 from cbmir.manifest import Manifest, Row, write_manifest
 from cbmir.runtime import Engine, Gallery, add_to_gallery, build_gallery
 from cbmir.runtime.gallery.build import merge_galleries
@@ -109,14 +109,13 @@ def test_without_warnings_there_is_no_list(tmp_path: Path, engine: Engine, manif
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[Any, str]]:
-    """Run a command to its good end: its JSON, and what it said on stderr."""
+    """Run a command that succeeds. Returns its JSON and its stderr."""
 
     def run(*args: object) -> tuple[Any, str]:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as stop:
-            main([str(arg) for arg in args])
+        code = command_line.run(*args)
         said = capsys.readouterr()
-        assert stop.value.code == 0, said.err
+        assert code == 0, said.err
         return json.loads(said.out), said.err
 
     return run
