@@ -22,10 +22,10 @@ from lab import Lab, attack, unless
 from pydicom import dcmread
 from pynetdicom import AE, _config
 from service import ended
-from watch import resident
 
 from broken_files import broken_data_sets
 from pacs_rig import CR, NodeProcess, Receiver, make_radiograph, node_process, receiving, send_all, store, wait_for
+from process_memory import resident_tree
 
 _config.LOG_HANDLER_LEVEL = "none"
 PLACES = 4  # for senders, in the nodes of these tests
@@ -110,12 +110,12 @@ def broken_data_sets_to_the_node(lab: Lab, count: int) -> Iterator[str]:
         warm = 0.0
         for number, (name, syntax, data) in enumerate(broken):
             if number == count // 3:
-                warm = resident(node.process.pid)
+                warm = resident_tree(node.process.pid)
             status = store(association, data, syntax)
             yield unless(status in STATUSES, f"{name}: {status:#06x}")
         association.release()
         yield settled(state)
-        yield unless((grown := resident(node.process.pid) - warm) < 300, f"memory grew by {grown:.0f} MiB")
+        yield unless((grown := resident_tree(node.process.pid) - warm) < 300, f"memory grew by {grown:.0f} MiB")
         yield from good_study(node, archive)
 
 
@@ -143,7 +143,7 @@ def bombs_at_the_node(lab: Lab, count: int) -> Iterator[str]:
             (status,) = sent(node, [dicom_scan_bomb(SOPInstanceUID=uid, StudyInstanceUID=uid)])
             yield unless(status in STATUSES, f"{status:#06x}")
         yield from good_study(node, archive)
-        yield unless((used := resident(node.process.pid)) < 3072, f"{used:.0f} MiB")
+        yield unless((used := resident_tree(node.process.pid)) < 3072, f"{used:.0f} MiB")
         yield ended(node.process)
 
 

@@ -13,9 +13,9 @@ from itertools import islice
 from hostile import deep_json
 from lab import Lab, attack, told
 from service import ended
-from watch import resident
 
 from pacs_rig import node_process
+from process_memory import resident_tree
 
 LOOKED_AT = 10.0  # seconds to observe each server; one second for a single attempt
 MOST_REQUESTS = 200  # during this time, at an interval of a minute
@@ -129,7 +129,7 @@ def lists_from_peers(lab: Lab, count: int) -> Iterator[str]:
         ):
             most, until = 0.0, time.monotonic() + (LOOKED_AT if count > 2 else 1)
             while time.monotonic() < until and most < MOST_MEMORY:
-                most = max(most, resident(follower.process.pid))
+                most = max(most, resident_tree(follower.process.pid))
                 time.sleep(0.1)
             reason = f"took {most:.0f} MiB" if most >= MOST_MEMORY else ""
             if len(paths) > MOST_REQUESTS and answer is not new_pages:

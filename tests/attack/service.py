@@ -13,10 +13,10 @@ from itertools import chain, islice
 import httpx
 from hostile import BOMBS, deep_json
 from lab import Lab, attack, png, told, unless
-from watch import resident
 
 from broken_files import broken_files
 from http_service import Service
+from process_memory import resident_tree
 
 DEADLINE = 10.0  # seconds for an answer of these services
 #: MiB by which memory may grow after the first requests: caches, the allocator, and large images in broken files.
@@ -59,7 +59,7 @@ def bombs_over_http(lab: Lab, count: int) -> Iterator[str]:
             yield told("a good request beside them", reason)
             reason = answer.result()
             yield told(name, reason)
-            yield unless((used := resident(service.process.pid)) < 3072, f"{name}: {used:.0f} MiB")
+            yield unless((used := resident_tree(service.process.pid)) < 3072, f"{name}: {used:.0f} MiB")
         if count >= 3:  # again, without waiting for answers
             for data in (some[0][1], some[-1][1]):
                 pool.submit(asked, service, data)
@@ -77,11 +77,11 @@ def broken_files_over_http(lab: Lab, count: int) -> Iterator[str]:
         warm = 0.0
         for number, (name, data) in enumerate(broken_files(count, seed=11)):
             if number == min(50, count // 2):
-                warm = resident(service.process.pid)
+                warm = resident_tree(service.process.pid)
             answer = client.post("/v1/analyze", content=data)
             well = (answer.status_code == 200 or 400 <= answer.status_code < 500) and "SECRET" not in answer.text
             yield unless(well, f"{name}: {answer.status_code}")
-        yield unless((grown := resident(service.process.pid) - warm) < GROWTH, f"memory grew by {grown:.0f} MiB")
+        yield unless((grown := resident_tree(service.process.pid) - warm) < GROWTH, f"memory grew by {grown:.0f} MiB")
 
 
 @attack(2000, whole=True)
@@ -102,7 +102,7 @@ def flood_of_requests(lab: Lab, count: int) -> Iterator[str]:
             else:
                 yield unless(isinstance(answer, httpx.NetworkError | httpx.RemoteProtocolError), type(answer).__name__)
         yield asked(service, png(2))
-        yield unless((used := resident(service.process.pid)) < 2048, f"{used:.0f} MiB")
+        yield unless((used := resident_tree(service.process.pid)) < 2048, f"{used:.0f} MiB")
 
 
 POST = b"POST /v1/analyze HTTP/1.1\r\nHost: localhost\r\n"

@@ -43,13 +43,13 @@ sys.path[:0] = [str(place) for place in (HERE, HERE.parent / "helpers", HERE.par
 from hostile import BOMBS, dicom_scan_bomb  # noqa: E402
 from node import sent, study_of  # noqa: E402
 from service import REQUESTS, said  # noqa: E402
-from watch import resident  # noqa: E402
 
 from broken_files import broken_data_sets, broken_files  # noqa: E402
 from cbmir.files import write_json  # noqa: E402
 from cbmir.machine import describe_machine  # noqa: E402
 from http_service import Service  # noqa: E402
 from pacs_rig import CR, NodeProcess, make_radiograph, node_process, store, wait_for  # noqa: E402
+from process_memory import resident_tree  # noqa: E402
 
 DEADLINE = 30.0  # seconds: the default of `cbmir serve --timeout`
 MOST_GROWTH = 1.10
@@ -218,7 +218,7 @@ def soak(model: str, gallery: str, images: list[Path], seconds: float) -> dict[s
             load.every(2 * HOSTILE_EVERY, *senders),
         ]
         while (passed := time.monotonic() - start) < seconds:
-            log.memory.append((round(passed, 1), resident(service.process.pid), resident(node.process.pid)))
+            log.memory.append((round(passed, 1), resident_tree(service.process.pid), resident_tree(node.process.pid)))
             say(log, passed)
             for name, process in (("serve", service.process), ("the node", node.process)):
                 if process.poll() is not None:

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from cbmir.runtime.gallery import search
+from script_files import load_script
 
 for name in ("imagecodecs", "httpx", "pynetdicom", "gradio", "fastapi", "pyarrow", "onnx"):
     pytest.importorskip(name)
 
 
-def load() -> ModuleType:
-    """Load the script, which imports its parts through `sys.path`."""
-    before = sys.path[:]
-    spec = importlib.util.spec_from_file_location("attack", Path(__file__).parent / "attack.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["attack"] = module
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
-
-
-SCRIPT = load()
+SCRIPT = load_script(Path(__file__).parent / "attack.py")
 
 
 @pytest.fixture(scope="module")

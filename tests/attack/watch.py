@@ -9,33 +9,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
+from process_memory import resident_tree
+
 _LOOK = 0.05  # seconds between two checks
-
-
-def tree(pid: int) -> list[int]:
-    """A process and its descendants."""
-    found = [pid]
-    for one in found:
-        for thread in Path(f"/proc/{one}/task").glob("*/children"):
-            try:
-                found += map(int, thread.read_text().split())
-            except (FileNotFoundError, ProcessLookupError):  # the process has just ended
-                continue
-    return found
-
-
-def resident(pid: int) -> float:
-    """Current MiB of a process and its descendants; 0 if it has ended."""
-    total = 0
-    for one in tree(pid):
-        try:
-            total += int(Path(f"/proc/{one}/statm").read_text().split()[1])
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return total * PAGE / 2**20
 
 
 def cbmir(*words: object, seconds: float = 60, mebibytes: float = 2048) -> str:
@@ -52,7 +29,7 @@ def limited(command: Sequence[str], seconds: float, mebibytes: float) -> str:
             while process.poll() is None:
                 if time.monotonic() - start > seconds:
                     return f"had not ended after {seconds:g} s"
-                if (used := resident(process.pid)) > mebibytes:
+                if (used := resident_tree(process.pid)) > mebibytes:
                     return f"took {used:.0f} MiB"
                 time.sleep(_LOOK)
         finally:

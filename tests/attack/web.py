@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 from hostile import deep_json
 from lab import Lab, attack, png, told, unless
-from watch import resident
+
+from process_memory import resident_tree
 
 GROWTH = 400  # MiB by which a demo's memory may grow
 _MIB = bytes(2**20)
@@ -85,10 +86,10 @@ def bodies_to_the_demo(lab: Lab, count: int) -> Iterator[str]:
         *[(f"upload {n} of 63 MB", "/gradio_api/upload", lambda: upload, of_upload) for n in range(12)],
     ]
     with demo(lab) as page:
-        before = resident(page.process.pid)
+        before = resident_tree(page.process.pid)
         for name, path, data, headers in islice(bodies, count):
             status = page.post(path, data(), **headers)
-            grown = resident(page.process.pid) - before
+            grown = resident_tree(page.process.pid) - before
             reason = "" if grown < GROWTH else f"took {grown:.0f} MiB"
             reason = reason or unless(page.kept() <= 512, f"kept {page.kept():.0f} MiB on disk")
             reason = reason or unless(not status.startswith("5"), f"answered with {status}")

@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +18,7 @@ from PIL import Image
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.manifest import Box, Manifest, Row, read_manifest, write_manifest
 from cbmir.preprocessing import PreprocessSpec
+from script_files import imported_script
 
 pytestmark = pytest.mark.release
 
@@ -30,10 +30,8 @@ WHOLE = PreprocessSpec(resize=64, crop=64)
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield import_module("evidence")
-        sys.modules.pop("evidence")
+    with imported_script(ROOT / "benchmarks/evidence.py") as script:
+        yield script
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ import click
 import numpy as np
 import pytest
 
+from script_files import imported_script
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,10 +22,8 @@ PAGE = ROOT / "docs" / "gallery.md"
 
 @pytest.fixture(scope="module")
 def growth() -> Iterator[ModuleType]:
-    """The script, imported as its child processes import it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("gallery_growth")
+    with imported_script(ROOT / "benchmarks/gallery_growth.py") as script:
+        yield script
 
 
 def row(name: str, setting: int, recall: float, ratio: float, index_mb: float = 100.0) -> dict[str, Any]:

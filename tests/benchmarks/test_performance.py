@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from cbmir.export.perf.bench import BenchReport, Entrant, summarise
 from cbmir.export.perf.contenders import peer_health
+from script_files import imported_script
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -20,9 +20,8 @@ PAGE = ROOT / "docs" / "performance.md"
 
 @pytest.fixture(scope="module")
 def performance() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("performance")
+    with imported_script(ROOT / "benchmarks/performance.py") as script:
+        yield script
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 from types import ModuleType
@@ -13,17 +11,15 @@ from typing import Any
 
 import pytest
 
+from script_files import load_script
+
 grimp = pytest.importorskip("grimp")
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("architecture", ROOT / "docs/architecture.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules["architecture"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "docs/architecture.py")
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from script_files import load_script
 
 pytestmark = pytest.mark.slow
 
@@ -15,11 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("licences", ROOT / "docs/licences.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "docs/licences.py")
 
 
 def test_no_licence_is_unknown_or_asks_for_more_than_notices(script: ModuleType) -> None:

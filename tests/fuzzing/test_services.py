@@ -28,17 +28,13 @@ from cbmir.runtime.pacs.worker import Workers  # noqa: E402
 from dicom_files import make_dicom  # noqa: E402
 from http_service import Service  # noqa: E402
 from pacs_rig import CR, make_radiograph, send_all, store, wait_for  # noqa: E402
+from process_memory import resident  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 WARM, COUNT = 60, 200
 #: MiB by which caches and the allocator may grow after the first files.
 GROWTH = 64
-
-
-def resident(process: int | str = "self") -> float:
-    """Current MiB of a process."""
-    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +99,10 @@ def test_the_node(
             for number, (_, syntax, data) in enumerate(broken):
                 if number == WARM:
                     wait_for(lambda: len(queue) == 0, "the first files")
-                    before = resident()
+                    before = resident(os.getpid())
                 statuses[store(association, data, syntax)] += 1
             wait_for(lambda: len(queue) == 0, "the queue's end")
-            assert resident() - before < GROWTH
+            assert resident(os.getpid()) - before < GROWTH
             association.release()
             good = make_radiograph(make_xray(500))
             reports = sum(made.kind == "sr" for made in archive.sent)

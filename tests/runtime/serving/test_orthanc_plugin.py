@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import threading
@@ -16,6 +15,7 @@ import pytest
 
 from dicom_files import make_dicom
 from http_service import MakeClient
+from script_files import load_script
 
 PLUGIN = Path(__file__).parents[3] / "docs/orthanc-plugin/cbmir_plugin.py"
 TOKEN = "a-token-of-thirty-two-characters"
@@ -99,10 +99,7 @@ def load(monkeypatch: pytest.MonkeyPatch, url: str, token: Path) -> None:
     """Run the plugin's file, as Orthanc does when it starts."""
     monkeypatch.setenv("CBMIR_URL", url)
     monkeypatch.setenv("CBMIR_TOKEN_FILE", str(token))
-    spec = importlib.util.spec_from_file_location("cbmir_plugin", PLUGIN)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    load_script(PLUGIN)
 
 
 def test_each_radiograph_is_analysed_once(
