@@ -331,26 +331,41 @@ def tiny_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "manifest.csv"
 
 
+def built_gallery(path: Path, model: Path, manifest: Path) -> Path:
+    from cbmir.runtime import build_gallery, open_engine
+
+    with open_engine(model, threads=1) as engine:
+        build_gallery(engine, read_manifest(manifest), path)
+    return path
+
+
 @pytest.fixture(scope="session")
 def tiny_gallery(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, tiny_manifest: Path) -> Path:
     """20 training images of `tiny_manifest`, indexed by `tiny_model`. Read-only: tests build their own to change."""
-    from cbmir.runtime import build_gallery, open_engine
-
-    path = tmp_path_factory.mktemp("galleries") / "gallery"
-    with open_engine(tiny_model, threads=1) as engine:
-        build_gallery(engine, read_manifest(tiny_manifest), path)
-    return path
+    return built_gallery(tmp_path_factory.mktemp("galleries") / "gallery", tiny_model, tiny_manifest)
 
 
 @pytest.fixture(scope="session")
 def embedding_gallery(tmp_path_factory: pytest.TempPathFactory, embedding_model: Path, tiny_manifest: Path) -> Path:
     """20 training images of `tiny_manifest`, indexed by `embedding_model`. Read-only."""
-    from cbmir.runtime import build_gallery, open_engine
+    return built_gallery(tmp_path_factory.mktemp("galleries") / "gallery", embedding_model, tiny_manifest)
 
-    path = tmp_path_factory.mktemp("galleries") / "gallery"
-    with open_engine(embedding_model, threads=1) as engine:
-        build_gallery(engine, read_manifest(tiny_manifest), path)
-    return path
+
+@pytest.fixture
+def examples(
+    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[np.uint8]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Path:  # fmt: skip
+    """Change to a folder with the files that most examples of the documentation use."""
+    from dicom_files import make_dicom
+
+    shutil.copy(tiny_model, tmp_path / "model.onnx")
+    shutil.copytree(tiny_gallery, tmp_path / "gallery")
+    tags = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
+    (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **tags))
+    Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 def write_tiny_run(folder: Path, manifest: Path, *, card: dict[str, Any] | None = None, **config: Any) -> Path:

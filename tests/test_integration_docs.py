@@ -7,13 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from numpy.typing import NDArray
-from PIL import Image
 
 from cbmir.runtime.gallery.protocol import open_gallery
 from dicom_files import make_dicom
@@ -25,24 +23,15 @@ URL = "http://127.0.0.1:8000"
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, make_xray: Callable[..., NDArray[Any]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Path:  # fmt: skip
-    """Change to a folder with the files that the page mentions."""
-    shutil.copy(tiny_model, tmp_path / "model.onnx")
-    shutil.copytree(tiny_gallery, tmp_path / "gallery")
-    chest = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
-    (tmp_path / "chest.dcm").write_bytes(make_dicom(make_xray(100), **chest))
-    (tmp_path / "knee.dcm").write_bytes(make_dicom(BodyPartExamined="KNEE"))
-    (tmp_path / "hip.dcm").write_bytes(make_dicom(BodyPartExamined="HIP"))
-    Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(examples: Path) -> Path:
+    """The folder `examples`, with images that are refused."""
+    (examples / "knee.dcm").write_bytes(make_dicom(BodyPartExamined="KNEE"))
+    (examples / "hip.dcm").write_bytes(make_dicom(BodyPartExamined="HIP"))
+    return examples
 
 
 @pytest.fixture
-def served(place: Path) -> Iterator[str]:
+def served(folder: Path) -> Iterator[str]:
     """The URL of `cbmir serve`, started as on the page but on a free port."""
     command = [sys.executable, "-m", "cbmir", "serve", "--model", "model.onnx", "--gallery", "gallery", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
@@ -53,7 +42,7 @@ def served(place: Path) -> Iterator[str]:
             server.terminate()
 
 
-def test_python_blocks_run(place: Path, served: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_blocks_run(folder: Path, served: str, capsys: pytest.CaptureFixture[str]) -> None:
     from pydicom import dcmread
 
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
@@ -65,12 +54,12 @@ def test_python_blocks_run(place: Path, served: str, capsys: pytest.CaptureFixtu
     assert "Effusion" in out
     assert out.count("BodyPartExamined (0018,0015): expected CHEST, found 'KNEE'") == 2  # in process and over HTTP
     assert "case-" in out
-    assert dcmread(place / "chest.sr.dcm").Modality == "SR"
+    assert dcmread(folder / "chest.sr.dcm").Modality == "SR"
     assert len(names["answers"]) == 8
 
 
 @pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
-def test_curl_blocks_run(place: Path, served: str) -> None:
+def test_curl_blocks_run(folder: Path, served: str) -> None:
     """The page's two case ids are replaced by two of this gallery."""
     with open_gallery("gallery") as gallery:
         ours = [gallery.case_id(image) for image in gallery.ids()[:2]]
@@ -84,7 +73,7 @@ def test_curl_blocks_run(place: Path, served: str) -> None:
         answer = subprocess.run(shell, check=True, capture_output=True, text=True).stdout
         status = json.loads(answer).get("status", 200) if answer else 200
         assert status == (422 if "hip.dcm" in block else 200), answer
-    assert (place / "sr.dcm").stat().st_size
+    assert (folder / "sr.dcm").stat().st_size
 
 
 @pytest.mark.parametrize("command", ["serve", "pacs follow", "pacs node", "data dicom"])

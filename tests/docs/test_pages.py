@@ -1,6 +1,6 @@
 """Run the examples of the pages: Python unchanged, and quick commands. Other commands are only parsed.
 
-A page's `python` blocks run in order in one namespace, in a folder with the files that `place` makes. A `csv` block
+A page's `python` blocks run in order in one namespace, in a folder with the files that `folder` makes. A `csv` block
 with a title is written to that file first. A `bash` block can be pasted: notes come after `#`. A `bash` block below
 `<!-- run -->` is run, and may only have lines of `cbmir`; a `python` block below `<!-- not run: why -->` is not run.
 """
@@ -30,7 +30,6 @@ from cbmir.cli import cli
 from cbmir.demo.feedback import Feedback
 from cbmir.runtime import open_gallery
 from cbmir.training.losses import LOSSES
-from dicom_files import make_dicom
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Without reports, which `cbmir benchmark` writes.
@@ -90,51 +89,46 @@ def _runs(page: str) -> bool:
 
 
 @pytest.fixture
-def place(
-    tmp_path: Path, tiny_model: Path, tiny_gallery: Path, tiny_manifest: Path, tiny_run: Path,
-    make_xray: Callable[..., NDArray[Any]], monkeypatch: pytest.MonkeyPatch,
+def folder(
+    examples: Path, tiny_gallery: Path, tiny_manifest: Path, tiny_run: Path,
+    make_xray: Callable[..., NDArray[Any]],
 ) -> Path:  # fmt: skip
-    """Change to a folder with the files that the pages mention."""
-    (tmp_path / "models").mkdir()
-    shutil.copy(tiny_model, tmp_path / "model.onnx")
-    shutil.copy(tiny_model, tmp_path / "models" / "model.onnx")
-    shutil.copytree(tiny_gallery, tmp_path / "gallery")
-    shutil.copytree(tiny_run, tmp_path / "run")
-    shutil.copytree(tiny_manifest.parent, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "images").mkdir()
+    """The folder `examples`, with the other files that the pages mention."""
+    (examples / "models").mkdir()
+    shutil.copy(examples / "model.onnx", examples / "models")
+    shutil.copytree(tiny_run, examples / "run")
+    shutil.copytree(tiny_manifest.parent, examples, dirs_exist_ok=True)
+    (examples / "images").mkdir()
     for number in range(1, 7):
-        Image.fromarray(make_xray(number + 50)).save(tmp_path / "images" / f"xray-{number}.png")
-    Image.fromarray(make_xray(100)).save(tmp_path / "chest.png")
-    tags = {"WindowCenter": 128, "WindowWidth": 256, "PatientID": "patient_01", "SOPInstanceUID": "1.2.826.0.1.7"}
-    for name in ("chest.dcm", "studies/1.dcm", "archive/1.dcm"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(make_dicom(make_xray(100), **tags))
-    (tmp_path / "my.csv").write_text("image,patient_id\nimages/xray-1.png,p1\nimages/xray-2.png,p2\n")
-    (tmp_path / "more.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,1,0,\n")
-    (tmp_path / "corrected.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,0,0,0\n")
-    shutil.copytree(tiny_gallery, tmp_path / "other")
-    feedback = Feedback(tmp_path / "feedback.csv")
-    with open_gallery(tmp_path / "gallery") as gallery:
+        Image.fromarray(make_xray(number + 50)).save(examples / "images" / f"xray-{number}.png")
+    for name in ("studies", "archive"):
+        (examples / name).mkdir()
+        shutil.copy(examples / "chest.dcm", examples / name / "1.dcm")
+    (examples / "my.csv").write_text("image,patient_id\nimages/xray-1.png,p1\nimages/xray-2.png,p2\n")
+    (examples / "more.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,1,0,\n")
+    (examples / "corrected.csv").write_text("image,patient_id,Effusion,Mass,Nodule\nimages/xray-3.png,0001234,0,0,0\n")
+    shutil.copytree(tiny_gallery, examples / "other")
+    feedback = Feedback(examples / "feedback.csv")
+    with open_gallery(examples / "gallery") as gallery:
         asked = [gallery.case_id(id) for id in gallery.ids()]
-    asked += [hashlib.sha256((tmp_path / "images" / "xray-1.png").read_bytes()).hexdigest(), "of another folder"]
+    asked += [hashlib.sha256((examples / "images" / "xray-1.png").read_bytes()).hexdigest(), "of another folder"]
     for image in asked:
         feedback.add("model", image, label="Mass", value=1)
         feedback.add("model", image, label="Effusion", value=None)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return examples
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != WITH_A_SERVICE and _runs(page)])
-def test_blocks_run(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_run(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("page")  # so that a block's classes and functions can be looked up
     monkeypatch.setitem(sys.modules, "page", module)
     monkeypatch.setitem(LOSSES, "focal", None)  # docs/extend.md adds it: remove it for later tests
-    module.__dict__["data"] = (place / "chest.dcm").read_bytes()
+    module.__dict__["data"] = (folder / "chest.dcm").read_bytes()
     if any("-o gallery" in block.text for block in blocks_of(page) if block.note == "run"):
         shutil.rmtree("gallery")  # the page builds it
     for block in blocks_of(page):
         if block.title:
-            (place / block.title).write_text(block.text, "utf-8")
+            (folder / block.title).write_text(block.text, "utf-8")
         elif block.language == "bash" and block.note == "run":
             run(block)
         elif block.language == "python" and not block.note:

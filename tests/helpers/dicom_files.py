@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydicom import dcmread
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import ComputedRadiographyImageStorage, ExplicitVRBigEndian, ExplicitVRLittleEndian
@@ -63,9 +64,19 @@ def make_dicom(
     if "PixelData" in dataset:
         dataset["PixelData"].VR = "OW" if bits == 16 and frame is None else "OB"
         dataset["PixelData"].is_undefined_length = frame is not None
+    return file_bytes(dataset)
+
+
+def file_bytes(dataset: Dataset, *, enforce: bool = True) -> bytes:
+    """The file of a data set; with `enforce`, with a preamble and complete file meta information."""
     stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
+    dataset.save_as(stream, enforce_file_format=enforce)
     return stream.getvalue()
+
+
+def reread(dataset: Dataset) -> Dataset:
+    """A data set as it is read from its file."""
+    return dcmread(io.BytesIO(file_bytes(dataset)))
 
 
 def lut_sequence(first: int, entries: list[int], bits: int, vr: str = "US", order: str = "<") -> list[Dataset]:

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydicom import Dataset, dcmread
+from pydicom import Dataset
 
 from cbmir.card import OF_PHANTOMS
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
 from cbmir.runtime import Finder, Pseudonyms, build_gallery, open_engine
 from cbmir.runtime.dicom_output import make_results
+from dicom_files import reread
 
 pytest.importorskip("highdicom")
 Make = Callable[..., bytes]
 IMAGE = "1.2.826.0.1.1.11.3"
 PRIORS = {f"1.2.826.0.1.1.{number}.3" for number in (1, 2, 3, 4)}  # not the one from 2022
-
-
-def written(dataset: Dataset) -> Dataset:
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    stream.seek(0)
-    return dcmread(stream)
 
 
 def evidence(
@@ -48,7 +41,7 @@ def marked(dataset: Dataset) -> list[str]:
 
 
 def test_priors_of_the_patient_are_marked_most_similar_first(clinic: Any) -> None:
-    kos = written(clinic.results(kinds=["kos"]).kos)
+    kos = reread(clinic.results(kinds=["kos"]).kos)
     assert kos.Modality == "KO"
     assert kos.ConceptNameCodeSequence[0].CodeValue == "113009"
     first, *others = marked(kos)
@@ -77,7 +70,7 @@ def test_a_model_trained_on_drawings_is_declared(clinic: Any, monkeypatch: pytes
 
 def test_each_study_has_a_copy_that_refers_to_the_others(clinic: Any) -> None:
     results = clinic.results(kinds=["kos"])
-    every = [written(one) for one in results.datasets()]
+    every = [reread(one) for one in results.datasets()]
     assert len(every) == 5
     assert {one.StudyInstanceUID for one in every} == {f"1.2.826.0.1.1.{number}.1" for number in (11, 1, 2, 3, 4)}
     for one in every:

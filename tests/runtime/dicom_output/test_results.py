@@ -23,6 +23,7 @@ from cbmir.labels import CHEXPERT_9, NIH_14, LabelSet
 from cbmir.runtime import Finder
 from cbmir.runtime.dicom_output import KINDS, Results, is_own_result, make_results, warm_up
 from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
+from dicom_files import file_bytes
 
 pytest.importorskip("highdicom")
 Make = Callable[..., bytes]
@@ -43,12 +44,6 @@ REFUSED = (
     "nonchest_hip_rg2_jpeglossless_sv1_10bit.dcm", "nonchest_hip_rg2_jpegls_lossless_10bit.dcm",
     "nonchest_testpattern_ot_16bit_signed.dcm", "nonchest_tibia_rg3_jpegls_mono1.dcm",
 )  # fmt: skip
-
-
-def file_bytes(dataset: Dataset) -> bytes:
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    return stream.getvalue()
 
 
 def test_all_files_are_listed(shared: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
-from pydicom import Dataset, dcmread
 
 from cbmir.labels import NIH_14, LabelSet
 from cbmir.runtime import Finder, read_image
@@ -21,15 +19,9 @@ pytest.importorskip("highdicom")
 
 from cbmir.runtime.dicom_output import secondary_capture
 from cbmir.runtime.dicom_output.secondary_capture import HEIGHT, NOTICE, WIDTH
+from dicom_files import reread
 
 Make = Callable[..., bytes]
-
-
-def written(dataset: Dataset) -> Dataset:
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    stream.seek(0)
-    return dcmread(stream)
 
 
 @pytest.fixture
@@ -48,7 +40,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, str]]:
 
 
 def test_the_object(clinic: Any) -> None:
-    page = written(clinic.results(kinds=["sc"]).sc)
+    page = reread(clinic.results(kinds=["sc"]).sc)
     assert page.SOPClassUID.name == "Secondary Capture Image Storage"
     assert (page.StudyInstanceUID, page.PatientName) == ("1.2.826.0.1.1.11.1", "Muster^Erika")
     assert (page.PhotometricInterpretation, page.BitsStored, page.ConversionType) == ("RGB", 8, "WSD")

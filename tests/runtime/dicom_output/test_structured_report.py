@@ -20,17 +20,10 @@ from cbmir.runtime.dicom_output.identifiers import SCHEME_UID, pixels_digest, se
 from cbmir.runtime.dicom_output.source import SourceImage
 from cbmir.runtime.imaging.picture_check import SENTENCES
 from cbmir.runtime.results import most_probable_first
-from dicom_files import make_dicom
+from dicom_files import file_bytes, make_dicom, reread
 
 highdicom_sr = pytest.importorskip("highdicom.sr")
 Make = Callable[..., bytes]
-
-
-def written(dataset: Dataset) -> Dataset:
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    stream.seek(0)
-    return dcmread(stream)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +36,7 @@ def analysis(clinic: Any) -> Analysis:
 def report(clinic: Any, analysis: Analysis) -> Dataset:
     sr = make_results(clinic.image, analysis, clinic.finder).sr
     assert sr is not None
-    return written(sr)
+    return reread(sr)
 
 
 def groups(report: Dataset) -> list[Any]:
@@ -85,7 +78,7 @@ def test_a_second_run_has_the_same_uids(clinic: Any, report: Dataset) -> None:
     assert report.SOPInstanceUID == result_uid(
         source, pixels_digest(clinic.finder.read(clinic.image)), fingerprint, "sr"
     )
-    tracked = [[group.tracking_uid for group in groups(one)] for one in (report, written(again))]
+    tracked = [[group.tracking_uid for group in groups(one)] for one in (report, reread(again))]
     assert tracked[0] == tracked[1][: len(tracked[0])]
 
 
@@ -158,12 +151,12 @@ def test_it_contains_warnings(clinic: Any, make_radiograph: Make) -> None:
     results = clinic.results(make_radiograph(ViewPosition="", PatientSex="X"))
     assert any("ViewPosition" in text for text in results.warnings)
     assert any("PatientSex" in text and "left out" in text for text in results.warnings)
-    assert comments(written(results.sr))[1:] == list(results.warnings)
+    assert comments(reread(results.sr))[1:] == list(results.warnings)
 
 
 def test_warnings_of_the_picture_check_come_first(clinic: Any, inverted_chest: NDArray[np.uint8]) -> None:
     results = clinic.results(make_dicom(inverted_chest.astype(np.uint16) * 16))
-    assert comments(written(results.sr))[1] == SENTENCES["inverted"]
+    assert comments(reread(results.sr))[1] == SENTENCES["inverted"]
     assert results.warnings[0] == SENTENCES["inverted"]
 
 
@@ -208,7 +201,7 @@ def test_times_are_in_the_images_time_zone(clinic: Any, make_radiograph: Make) -
 )
 def test_sources_of_other_classes(clinic: Any, make_radiograph: Make, sop_class: str) -> None:
     """They are Digital X-ray for presentation, Secondary Capture, and a private class."""
-    report = written(clinic.results(make_radiograph(SOPClassUID=sop_class)).sr)
+    report = reread(clinic.results(make_radiograph(SOPClassUID=sop_class)).sr)
     (study,) = report.CurrentRequestedProcedureEvidenceSequence
     assert study.ReferencedSeriesSequence[0].ReferencedSOPSequence[0].ReferencedSOPClassUID == sop_class
     assert groups(report)[0].source_images[0].referenced_sop_class_uid == sop_class
@@ -219,11 +212,5 @@ def test_another_image_with_the_same_uid_has_its_own_report(clinic: Any, make_ra
     image, other = dcmread(io.BytesIO(clinic.image)), dcmread(io.BytesIO(clinic.image))
     other.PixelData = bytes(reversed(other.PixelData))
     image.StudyDescription = "corrected"
-    uids = [clinic.results(encoded(each)).sr.SOPInstanceUID for each in (image, other)]
+    uids = [clinic.results(file_bytes(each)).sr.SOPInstanceUID for each in (image, other)]
     assert uids[0] == clinic.results().sr.SOPInstanceUID != uids[1]
-
-
-def encoded(dataset: Dataset) -> bytes:
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    return stream.getvalue()

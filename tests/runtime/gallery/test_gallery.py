@@ -19,15 +19,11 @@ from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.schema import UNKNOWN
+from gallery_contents import generation, stored_bytes
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]
-
-
-def generation(store: Gallery) -> int:
-    with store.reading() as reader:
-        return reader.generation
 
 
 def test_round_trip(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:
@@ -211,10 +207,6 @@ def test_numbers_are_never_reused(store: Gallery, make_entries: MakeEntries, mak
     store.add(make_entries(1, start=70), make_vectors(1))
     with store.reading() as reader:
         assert reader.number("id0070") == 61
-
-
-def stored_bytes(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def test_removed_entries_leave_no_trace(store: Gallery, make_vectors: MakeVectors) -> None:

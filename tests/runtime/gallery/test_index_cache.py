@@ -18,6 +18,7 @@ from cbmir.runtime.gallery import index_cache, index_files
 from cbmir.runtime.gallery.entry import Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.reader import EXACT_LIMIT, codes_for
+from gallery_contents import derived_folders, nearest_id, stored_bytes
 
 Make = Callable[..., Any]
 COUNT = 60
@@ -32,26 +33,15 @@ def low_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(index_cache, "TAIL_LIMIT", 20)
 
 
-def places(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir() if one.name.startswith("derived-"))
-
-
-def first(gallery: Gallery, vector: np.ndarray[Any, Any]) -> str:
-    """The nearest id, by the index and exactly."""
-    by_index, exactly = (gallery.search(vector, 1, exact=exact) for exact in (None, True))
-    assert by_index.hits == exactly.hits and by_index.generation == exactly.generation
-    return by_index.hits[0].entry.id
-
-
 def test_own_writes_are_found_immediately(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     new = make_vectors(3, seed=9)
-    assert first(gallery, make_vectors(COUNT)[5]) == "id0005"
+    assert nearest_id(gallery, make_vectors(COUNT)[5]) == "id0005"
     gallery.add(make_entries(3, COUNT), new)
-    assert [first(gallery, vector) for vector in new] == ["id0060", "id0061", "id0062"]
+    assert [nearest_id(gallery, vector) for vector in new] == ["id0060", "id0061", "id0062"]
     gallery.update([replace(gallery.entry("id0061"), report="Neu.")])
     assert gallery.search(new[1], 1).hits[0].entry.report == "Neu."
     gallery.remove(ids=["id0061"])
-    assert first(gallery, new[1]) != "id0061"
+    assert nearest_id(gallery, new[1]) != "id0061"
     assert gallery.search(new[1], 1).generation == gallery.info()["generation"]
 
 
@@ -59,15 +49,15 @@ def test_writes_of_another_process_are_found_immediately(
     gallery: Gallery, make_entries: Make, make_vectors: Make
 ) -> None:
     new = make_vectors(2, seed=9)
-    assert first(gallery, new[0]) != "id0060"
+    assert nearest_id(gallery, new[0]) != "id0060"
     with Gallery.open(gallery.path) as other:
         other.add(make_entries(2, COUNT), new)
-        assert first(gallery, new[0]) == "id0060"
+        assert nearest_id(gallery, new[0]) == "id0060"
         other.remove(ids=["id0060"])
-        assert first(gallery, new[0]) != "id0060" and first(gallery, new[1]) == "id0061"
+        assert nearest_id(gallery, new[0]) != "id0060" and nearest_id(gallery, new[1]) == "id0061"
         other.write_index()
         other.compact()  # the record of changes is gone
-    assert first(gallery, new[1]) == "id0061"
+    assert nearest_id(gallery, new[1]) == "id0061"
 
 
 def test_a_small_gallery_derives_nothing(store: Gallery, make_vectors: Make) -> None:
@@ -75,9 +65,9 @@ def test_a_small_gallery_derives_nothing(store: Gallery, make_vectors: Make) -> 
     with Gallery.open(store.path) as gallery:
         found = gallery.search(make_vectors(COUNT)[5], 1)
         assert (found.hits[0].entry.id, found.method) == ("id0005", "exact")
-        assert places(gallery.path) == [] and gallery.info()["changed"] is None
+        assert derived_folders(gallery.path) == [] and gallery.info()["changed"] is None
         gallery.write_index()
-        assert places(gallery.path) == ["derived-000000000001"] and gallery.info()["changed"] == 0
+        assert derived_folders(gallery.path) == ["derived-000000000001"] and gallery.info()["changed"] == 0
 
 
 @pytest.mark.usefixtures("low_limits")
@@ -90,18 +80,18 @@ def test_a_large_gallery_derives_at_the_first_search(
             with Gallery.open(store.path) as gallery:
                 assert gallery.search(make_vectors(COUNT)[5], 1).method == "hnsw int8"
                 assert gallery.info()["search"] == "hnsw int8"
-    assert places(store.path) == ["derived-000000000001"]
+    assert derived_folders(store.path) == ["derived-000000000001"]
     assert len([text for text in caplog.messages if "writing the search files of 60 entries" in text]) == 1
 
 
 @pytest.mark.usefixtures("low_limits")
 def test_an_outgrown_index_is_extended_by_the_writer(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
-    start = places(gallery.path)
+    start = derived_folders(gallery.path)
     gallery.add(make_entries(20, COUNT), make_vectors(20, seed=9))
-    assert places(gallery.path) == start and gallery.info()["changed"] == 20
+    assert derived_folders(gallery.path) == start and gallery.info()["changed"] == 20
     gallery.add(make_entries(1, COUNT + 20), make_vectors(1, seed=10))
-    assert places(gallery.path) == ["derived-000000000004"] and gallery.info()["changed"] == 0
-    assert first(gallery, make_vectors(20, seed=9)[3]) == "id0063"
+    assert derived_folders(gallery.path) == ["derived-000000000004"] and gallery.info()["changed"] == 0
+    assert nearest_id(gallery, make_vectors(20, seed=9)[3]) == "id0063"
     with gallery._index.moment() as (_, snapshot):
         assert len(snapshot.base) == COUNT + 21 and len(snapshot.tail) == 0 and len(snapshot.index or ()) == COUNT + 21
 
@@ -109,9 +99,9 @@ def test_an_outgrown_index_is_extended_by_the_writer(gallery: Gallery, make_entr
 @pytest.mark.usefixtures("low_limits")
 def test_another_process_uses_the_files_of_the_writer(gallery: Gallery, make_entries: Make, make_vectors: Make) -> None:
     with Gallery.open(gallery.path) as reader:
-        first(reader, make_vectors(1)[0])
+        nearest_id(reader, make_vectors(1)[0])
         gallery.add(make_entries(30, COUNT), make_vectors(30, seed=9))
-        assert first(reader, make_vectors(30, seed=9)[3]) == "id0063"
+        assert nearest_id(reader, make_vectors(30, seed=9)[3]) == "id0063"
         with reader._index.moment() as (_, snapshot):
             assert len(snapshot.base) == COUNT + 30
 
@@ -126,13 +116,9 @@ def test_the_index_of_a_merge_is_written_on_request(gallery: Gallery, make_entri
 
 
 def test_writing_an_existing_index_again_does_nothing(gallery: Gallery) -> None:
-    before = (gallery.path / places(gallery.path)[0] / "about.json").stat()
+    before = (gallery.path / derived_folders(gallery.path)[0] / "about.json").stat()
     gallery.write_index()
-    assert (gallery.path / places(gallery.path)[0] / "about.json").stat() == before
-
-
-def stored_bytes(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+    assert (gallery.path / derived_folders(gallery.path)[0] / "about.json").stat() == before
 
 
 @pytest.mark.parametrize(
@@ -148,15 +134,15 @@ def test_removed_entries_leave_no_derived_data(gallery: Gallery, make_vectors: M
     assert "id0012" in removed
     gallery.compact()
     assert vector.tobytes() not in stored_bytes(gallery.path) and code not in stored_bytes(gallery.path)
-    assert gallery.info()["changed"] == 0 and len(places(gallery.path)) == 1
+    assert gallery.info()["changed"] == 0 and len(derived_folders(gallery.path)) == 1
     assert gallery.search(vector, COUNT).hits[0].entry.id != "id0012"
 
 
 def test_rebuild_reads_everything_from_sqlite(gallery: Gallery, make_vectors: Make) -> None:
-    (gallery.path / places(gallery.path)[0] / "vectors.npy").unlink()
+    (gallery.path / derived_folders(gallery.path)[0] / "vectors.npy").unlink()
     gallery.rebuild()
     assert index_files.problems(gallery.path, gallery.uuid) == [] and gallery.info()["changed"] == 0
-    assert first(gallery, make_vectors(COUNT)[7]) == "id0007"
+    assert nearest_id(gallery, make_vectors(COUNT)[7]) == "id0007"
     gallery.rebuild("bf16")
     assert gallery.info()["index"] == "bf16" and gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
 
@@ -184,7 +170,7 @@ def test_other_processes_follow_a_changed_setting(
             gallery.rebuild(setting)
             assert reader.search(vector, 1).method == method == reader.info()["search"]
         gallery.rebuild("int8")
-        first(reader, vector)
+        nearest_id(reader, vector)
         with gallery.writing() as writer:
             writer.set_index("exact")  # and nothing is derived again
         assert reader.search(vector, 1).method == "exact" == reader.info()["search"]
@@ -196,14 +182,14 @@ def test_a_removal_keeps_derived_files_without_the_entry(
 ) -> None:
     gallery.add(make_entries(2, COUNT), make_vectors(2, seed=9))
     if is_open:
-        first(gallery, make_vectors(1)[0])
-    about = gallery.path / places(gallery.path)[0] / "about.json"
+        nearest_id(gallery, make_vectors(1)[0])
+    about = gallery.path / derived_folders(gallery.path)[0] / "about.json"
     before = about.stat()
     with Gallery.open(gallery.path) as other:
         remover = gallery if is_open else other
         assert remover.remove(ids=["id0060"]) == ("id0060",)
         assert about.stat() == before
-        assert first(remover, make_vectors(2, seed=9)[0]) != "id0060"
+        assert nearest_id(remover, make_vectors(2, seed=9)[0]) != "id0060"
         remover.remove(ids=["id0061", "id0003"])
     assert not about.exists()
 
@@ -224,7 +210,7 @@ def test_reference_distances_are_kept_with_derived_files(
     with Gallery.open(tmp_path / "more") as more:
         assert len(in_memory) == 300
         np.testing.assert_array_equal(more.reference_distances, in_memory)
-        saved = np.load(more.path / places(more.path)[0] / "reference_distances.npy")
+        saved = np.load(more.path / derived_folders(more.path)[0] / "reference_distances.npy")
         np.testing.assert_array_equal(saved, in_memory)
 
 
@@ -235,9 +221,9 @@ def test_reference_distances_of_a_gallery_that_was_small_when_it_was_opened(
     real = novelty.reference_distances
     monkeypatch.setattr(novelty, "reference_distances", lambda *values: calls.append(1) or real(*values))
     gallery.close()
-    shutil.rmtree(gallery.path / places(gallery.path)[0])
+    shutil.rmtree(gallery.path / derived_folders(gallery.path)[0])
     with Gallery.open(gallery.path) as again:
-        first(again, make_vectors(1)[0])
+        nearest_id(again, make_vectors(1)[0])
         assert calls == []  # not needed yet
         assert len(again.reference_distances) == 0
         again.add([Entry(f"new{n}", f"/{n}.png", "") for n in range(60)], make_vectors(60, seed=9))

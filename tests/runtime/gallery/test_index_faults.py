@@ -19,24 +19,10 @@ from cbmir.runtime.gallery import index_cache, index_files
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.hnsw import HnswIndex
 from cbmir.runtime.gallery.reader import Reader
+from gallery_contents import derived_folders, nearest_id, stored_bytes
 
 Make = Callable[..., Any]
 COUNT = 60
-
-
-def places(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir() if one.name.startswith("derived-"))
-
-
-def first(gallery: Gallery, vector: np.ndarray[Any, Any]) -> str:
-    """The nearest id, by the index and exactly."""
-    by_index, exactly = (gallery.search(vector, 1, exact=exact) for exact in (None, True))
-    assert by_index.hits == exactly.hits and by_index.generation == exactly.generation
-    return by_index.hits[0].entry.id
-
-
-def stored_bytes(folder: Path) -> bytes:
-    return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
 def test_a_killed_removal_is_finished_by_the_next_search(gallery: Gallery, make_vectors: Make) -> None:
@@ -47,19 +33,19 @@ def test_a_killed_removal_is_finished_by_the_next_search(gallery: Gallery, make_
     gallery.close()
     assert vector.tobytes() in stored_bytes(gallery.path)
     with Gallery.open(gallery.path) as again:
-        assert first(again, vector) != "id0012"
-        assert vector.tobytes() not in stored_bytes(gallery.path / places(gallery.path)[0])
+        assert nearest_id(again, vector) != "id0012"
+        assert vector.tobytes() not in stored_bytes(gallery.path / derived_folders(gallery.path)[0])
 
 
 def test_a_damaged_file_is_replaced(gallery: Gallery, make_vectors: Make) -> None:
-    place = gallery.path / places(gallery.path)[0]
+    place = gallery.path / derived_folders(gallery.path)[0]
     gallery.close()
     for name in sorted(file.name for file in place.iterdir()):
         data = bytearray((place / name).read_bytes())
         data[len(data) // 2] ^= 4
         (place / name).write_bytes(data)
         with Gallery.open(gallery.path) as again:
-            assert first(again, make_vectors(COUNT)[7]) == "id0007"
+            assert nearest_id(again, make_vectors(COUNT)[7]) == "id0007"
             assert index_files.problems(again.path, again.uuid) == []
             assert again.info()["search"] == "hnsw int8"
 
@@ -70,12 +56,12 @@ def test_searches_continue_on_a_read_only_disk(
 ) -> None:
     gallery.close()
     if not is_derived:
-        shutil.rmtree(gallery.path / places(gallery.path)[0])
+        shutil.rmtree(gallery.path / derived_folders(gallery.path)[0])
         monkeypatch.setattr(index_cache, "SMALL", 10)
     monkeypatch.setattr("os.access", lambda path, mode: False)  # root could write anywhere
     before = sorted(file.name for file in gallery.path.iterdir())
     with Gallery.open(gallery.path) as again:
-        assert first(again, make_vectors(COUNT)[7]) == "id0007"
+        assert nearest_id(again, make_vectors(COUNT)[7]) == "id0007"
         assert again.search(make_vectors(1)[0], 1).method == ("hnsw int8" if is_derived else "exact")
         for write in (again.write_index, again.rebuild):
             with pytest.raises(GalleryError, match="can be written to"):
@@ -89,12 +75,12 @@ def test_a_full_disk_does_not_stop_searches(
     def refuse(*values: Any, **more: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    shutil.rmtree(gallery.path / places(gallery.path)[0])
+    shutil.rmtree(gallery.path / derived_folders(gallery.path)[0])
     gallery.close()
     monkeypatch.setattr(index_cache, "SMALL", 10)
     monkeypatch.setattr(index_files, "write", refuse)
     with Gallery.open(gallery.path) as again:
-        assert first(again, make_vectors(COUNT)[7]) == "id0007"
+        assert nearest_id(again, make_vectors(COUNT)[7]) == "id0007"
         assert "cannot write the search files" in caplog.text
         with pytest.raises(GalleryError, match="nothing is lost"):
             again.write_index()
@@ -113,8 +99,8 @@ def test_a_full_disk_does_not_fail_an_acknowledged_write(
     assert "what was written to the gallery is safe" in caplog.messages[-1]
     assert gallery.remove(ids=["id0001"]) == ("id0001",)
     gallery.compact()
-    assert places(gallery.path) == [] and len(gallery) == COUNT + 8
-    assert first(gallery, make_vectors(9, seed=9)[3]) == "id0063"
+    assert derived_folders(gallery.path) == [] and len(gallery) == COUNT + 8
+    assert nearest_id(gallery, make_vectors(9, seed=9)[3]) == "id0063"
 
 
 @pytest.mark.parametrize("searches_between", [False, True])
@@ -124,14 +110,14 @@ def test_a_long_lived_reader_releases_files_with_removed_entries(
     """Its mapped files would keep the bytes on the disk. It may search while the other process derives new files, and
     nothing is written after that."""
     with Gallery.open(gallery.path) as reader:
-        first(reader, make_vectors(1)[0])
+        nearest_id(reader, make_vectors(1)[0])
         with monkeypatch.context() as patch:
             patch.setattr(gallery._index, "_follow", lambda: None)
             gallery.remove(ids=["id0012"])
             if searches_between:
-                first(reader, make_vectors(1)[0])
+                nearest_id(reader, make_vectors(1)[0])
         gallery.write_index()
-        first(reader, make_vectors(1)[0])
+        nearest_id(reader, make_vectors(1)[0])
         with reader._index.moment() as (_, snapshot):
             assert not snapshot.holds_removed and len(snapshot.base) == COUNT - 1
 
@@ -159,7 +145,7 @@ def test_damaged_files_are_verified_only_once(
 ) -> None:
     """A process that waits for newer files checks at each search, and must not read all of them each time."""
     monkeypatch.setattr(index_cache, "SMALL", 10)
-    with (gallery.path / places(gallery.path)[0] / "vectors.npy").open("r+b") as stream:
+    with (gallery.path / derived_folders(gallery.path)[0] / "vectors.npy").open("r+b") as stream:
         stream.truncate(200)
     loads = []
     real = index_files.load
@@ -173,12 +159,12 @@ def test_damaged_files_are_verified_only_once(
 def test_rebuild_deletes_nothing_before_it_has_written(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = places(gallery.path)
+    before = derived_folders(gallery.path)
     with monkeypatch.context() as patch:
         patch.setattr(HnswIndex, "save", lambda *values: (_ for _ in ()).throw(OSError(28, "No space left")))
         with pytest.raises(GalleryError, match="nothing is lost"):
             gallery.rebuild()
-    assert places(gallery.path) == before and gallery.search(make_vectors(1)[0], 1).method == "hnsw int8"
+    assert derived_folders(gallery.path) == before and gallery.search(make_vectors(1)[0], 1).method == "hnsw int8"
 
 
 @pytest.mark.parametrize("method", ["rebuild", "write_index"])
@@ -215,9 +201,9 @@ def test_a_vector_damaged_in_place_is_not_returned(
 ) -> None:
     """Mapped files were only verified when they were loaded."""
     vector = make_vectors(COUNT)[5]
-    assert first(gallery, vector) == "id0005"
+    assert nearest_id(gallery, vector) == "id0005"
     for damage in (b"\0" * 4, b"\xff" * 4):  # NaN
-        place = gallery.path / places(gallery.path)[0] / "vectors.npy"
+        place = gallery.path / derived_folders(gallery.path)[0] / "vectors.npy"
         with place.open("r+b") as stream:
             stream.seek(-(COUNT - 5) * vector.nbytes, 2)
             stream.write(damage)
@@ -241,12 +227,12 @@ def test_persistently_wrong_vectors_are_an_error(
 def test_searches_continue_while_another_writes_derived_files(
     gallery: Gallery, make_vectors: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(gallery.path / places(gallery.path)[0])
+    shutil.rmtree(gallery.path / derived_folders(gallery.path)[0])
     gallery.close()
     monkeypatch.setattr(index_cache, "SMALL", 10)
     with index_files.lock(gallery.path, wait=True), Gallery.open(gallery.path) as again:
-        assert first(again, make_vectors(COUNT)[7]) == "id0007"
-        assert places(gallery.path) == []
+        assert nearest_id(again, make_vectors(COUNT)[7]) == "id0007"
+        assert derived_folders(gallery.path) == []
 
 
 def test_others_search_and_read_during_an_index_build(
@@ -261,20 +247,20 @@ def test_others_search_and_read_during_an_index_build(
         assert go_on.wait(60)
         return real(*values, **more)
 
-    first(gallery, make_vectors(1)[0])
+    nearest_id(gallery, make_vectors(1)[0])
     monkeypatch.setattr(HnswIndex, "build", slow)
     with ThreadPoolExecutor(2) as pool:
         try:
             setting = pool.submit(gallery.rebuild, "bf16")
             assert started.wait(60)
             gallery.add(make_entries(1, COUNT), make_vectors(1, seed=9))
-            assert first(gallery, make_vectors(1, seed=9)[0]) == "id0060"
+            assert nearest_id(gallery, make_vectors(1, seed=9)[0]) == "id0060"
             assert gallery.entry("id0005").id == "id0005"
             assert not setting.done()
         finally:
             go_on.set()
         setting.result(60)
-    assert first(gallery, make_vectors(1, seed=9)[0]) == "id0060"
+    assert nearest_id(gallery, make_vectors(1, seed=9)[0]) == "id0060"
     assert gallery.search(make_vectors(1)[0], 1).method == "hnsw bf16"
     assert gallery.info()["changed"] == 1
 
@@ -291,8 +277,8 @@ def test_derived_files_of_a_later_database_are_ignored(
     shutil.copy(tmp_path / "copy", gallery.path / "gallery.sqlite")
     (gallery.path / "gallery.generation").unlink()
     with Gallery.open(gallery.path) as earlier:
-        assert first(earlier, make_vectors(1, seed=9)[0]) != "id0060"
-        assert earlier.info()["changed"] == 0 and len(places(gallery.path)) == 1
+        assert nearest_id(earlier, make_vectors(1, seed=9)[0]) != "id0060"
+        assert earlier.info()["changed"] == 0 and len(derived_folders(gallery.path)) == 1
 
 
 def test_an_index_is_not_written_into_another_gallery(
@@ -300,7 +286,7 @@ def test_an_index_is_not_written_into_another_gallery(
 ) -> None:
     gallery.path.rename(tmp_path / "moved")
     Gallery.create(gallery.path, tiny_card).close()
-    for ask in (lambda: first(gallery, make_vectors(COUNT)[3]), gallery.write_index):
+    for ask in (lambda: nearest_id(gallery, make_vectors(COUNT)[3]), gallery.write_index):
         with pytest.raises(GalleryError, match="moved"):
             ask()
-    assert places(gallery.path) == []
+    assert derived_folders(gallery.path) == []

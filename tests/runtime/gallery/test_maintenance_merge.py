@@ -21,6 +21,7 @@ from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, export_deidentified, merge, verify
 from cbmir.runtime.gallery.pseudonyms import Pseudonyms
 from cbmir.runtime.gallery.reader import Reader
+from gallery_contents import generation
 
 COUNT = 60
 KEY = Pseudonyms(hashlib.sha512(b"a key").digest())
@@ -31,11 +32,6 @@ MakeVectors = Callable[..., NDArray[np.float32]]
 @pytest.fixture
 def other(tmp_path: Path, tiny_card: ModelCard) -> Gallery:
     return Gallery.create(tmp_path / "other", tiny_card)
-
-
-def generation(store: Gallery) -> int:
-    with store.reading() as reader:
-        return reader.generation
 
 
 def test_a_merge_is_one_write(

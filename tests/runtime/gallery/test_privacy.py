@@ -15,13 +15,10 @@ from cbmir.runtime.gallery import Gallery, index_files
 from cbmir.runtime.gallery.hnsw import PcaInt8Codec
 from cbmir.runtime.gallery.maintenance import verify
 from cbmir.runtime.gallery.schema import patient_number, study_number
+from gallery_contents import stored_bytes
 
 COUNT = 60
 MakeVectors = Callable[..., NDArray[np.float32]]
-
-
-def on_disk(folder: Path) -> bytes:
-    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def codes(vector: NDArray[np.float32], vectors: NDArray[np.float32]) -> dict[str, bytes]:
@@ -59,7 +56,7 @@ def test_removed_entries_leave_no_trace(path: Path, make_vectors: MakeVectors, s
     with Gallery.open(path) as gallery:
         gallery.rebuild(setting)
         gallery.search(vectors[0], 5)
-        before = on_disk(path)
+        before = stored_bytes(path)
         for number in (20, 30):  # check the search itself: all of it is there before
             for name, trace in texts(number).items() | {(own, codes(vectors[number], vectors)[own])}:
                 assert trace in before, name
@@ -67,7 +64,7 @@ def test_removed_entries_leave_no_trace(path: Path, make_vectors: MakeVectors, s
         gallery.remove(**{by: gone})
         rest = np.stack([gallery.vector(name) for name in gallery.ids()])
         for again in range(2):
-            after = on_disk(path)
+            after = stored_bytes(path)
             traces = [*texts(20).items(), *codes(vectors[20], vectors).items(), *codes(vectors[20], rest).items()]
             left = [name for name, trace in traces if trace in after]
             assert left == {
@@ -86,8 +83,8 @@ def test_an_updated_report_leaves_no_trace(path: Path) -> None:
     with Gallery.open(path) as gallery:
         gallery.update([replace(gallery.entry("id0020"), report="nothing to see", patient_id="")])
         gallery.compact()
-    assert b"Bericht 0020" not in on_disk(path)
-    assert b"Bericht 0021" in on_disk(path)
+    assert b"Bericht 0020" not in stored_bytes(path)
+    assert b"Bericht 0021" in stored_bytes(path)
 
 
 @pytest.mark.parametrize("then", ["search", "compact", "rebuild", "remove another"])
@@ -115,8 +112,8 @@ def test_an_interrupted_removal_is_completed(
                 gallery.rebuild()
             case "remove another":
                 gallery.remove(ids=["id0059"])
-    assert vectors[20].tobytes() not in on_disk(path)
-    assert patient_number("patient0003").to_bytes(8, "little") not in on_disk(path)
+    assert vectors[20].tobytes() not in stored_bytes(path)
+    assert patient_number("patient0003").to_bytes(8, "little") not in stored_bytes(path)
 
 
 def test_no_name_is_in_an_error_or_a_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:

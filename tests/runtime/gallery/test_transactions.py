@@ -24,15 +24,11 @@ from cbmir.runtime.gallery.entry import Added, Entry
 from cbmir.runtime.gallery.gallery import Gallery
 from cbmir.runtime.gallery.maintenance import export, verify
 from cbmir.runtime.gallery.schema import LastCommit
+from gallery_contents import generation
 
 COUNT = 60
 MakeEntries = Callable[..., list[Entry]]
 MakeVectors = Callable[..., NDArray[np.float32]]
-
-
-def generation(store: Gallery) -> int:
-    with store.reading() as reader:
-        return reader.generation
 
 
 def test_a_reader_stays_at_its_snapshot(store: Gallery, make_entries: MakeEntries, make_vectors: MakeVectors) -> None:

@@ -14,8 +14,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from pydicom import dcmread
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.encaps import encapsulate
 from pydicom.uid import (
     ExplicitVRLittleEndian,
     HTJ2KLossless,
@@ -62,22 +60,8 @@ ENCODERS: dict[str, tuple[str, Callable[[NDArray[Any]], bytes]]] = {
 def compressed(kind: str, pixels: NDArray[Any], frame: bytes | None = None) -> bytes:
     """A file with the encoded `pixels`, or with another frame."""
     syntax, encode = ENCODERS[kind]
-    dataset = Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = syntax
-    dataset.SOPClassUID, dataset.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.1", "1.2.3"
-    dataset.Modality, dataset.BodyPartExamined, dataset.ViewPosition = "CR", "CHEST", "PA"
-    dataset.PhotometricInterpretation, dataset.SamplesPerPixel = "MONOCHROME2", 1
-    dataset.Rows, dataset.Columns = pixels.shape
-    dataset.BitsAllocated = 8 * pixels.dtype.itemsize
-    dataset.BitsStored = min(12, dataset.BitsAllocated)
-    dataset.HighBit, dataset.PixelRepresentation = dataset.BitsStored - 1, int(pixels.dtype.kind == "i")
-    dataset.PixelData = encapsulate([encode(pixels) if frame is None else frame])
-    dataset["PixelData"].VR = "OB"
-    dataset["PixelData"].is_undefined_length = True
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    return stream.getvalue()
+    frame = encode(pixels) if frame is None else frame
+    return make_dicom(pixels, syntax=syntax, frame=frame, WindowCenter=None, WindowWidth=None)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint8, np.int16])

@@ -14,8 +14,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 from pydicom import dcmread
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.encaps import encapsulate
 from pydicom.uid import ExplicitVRLittleEndian, JPEG2000Lossless, JPEGLSLossless
 
 from cbmir.card import ModelCard
@@ -29,6 +27,7 @@ from cbmir.runtime.imaging.dicom_pixels import decode_halved, halvings
 from cbmir.runtime.imaging.preprocess import preprocess
 from cbmir.runtime.imaging.radiograph import Reduction
 from cbmir.runtime.imaging.reader import read_image
+from dicom_files import make_dicom
 
 imagecodecs = pytest.importorskip("imagecodecs")
 
@@ -52,27 +51,9 @@ def encoded(pixels: NDArray[Any], **options: Any) -> bytes:
 
 
 def dicom(pixels: NDArray[Any], frame: bytes | None = None, syntax: str = JPEG2000Lossless, **tags: Any) -> bytes:
-    dataset = Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = syntax
-    dataset.SOPClassUID, dataset.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.1", "1.2.3"
-    dataset.Modality, dataset.BodyPartExamined, dataset.ViewPosition = "CR", "CHEST", "PA"
-    dataset.PhotometricInterpretation, dataset.SamplesPerPixel = "MONOCHROME2", 1
-    dataset.Rows, dataset.Columns = pixels.shape
-    dataset.BitsAllocated, dataset.PixelRepresentation = 8 * pixels.dtype.itemsize, int(pixels.dtype.kind == "i")
-    dataset.BitsStored = min(12, dataset.BitsAllocated)
-    dataset.HighBit = dataset.BitsStored - 1
-    dataset.WindowCenter, dataset.WindowWidth = 2**dataset.BitsStored // 2, 2**dataset.BitsStored
-    dataset.PixelData = encapsulate([encoded(pixels) if frame is None else frame])
-    dataset["PixelData"].VR = "OB"
-    dataset["PixelData"].is_undefined_length = True
-    for keyword, value in tags.items():
-        setattr(dataset, keyword, value)
-        if value is None:
-            delattr(dataset, keyword)
-    stream = io.BytesIO()
-    dataset.save_as(stream, enforce_file_format=True)
-    return stream.getvalue()
+    bits = min(12, 8 * pixels.dtype.itemsize)
+    window = {"WindowCenter": 2**bits // 2, "WindowWidth": 2**bits}
+    return make_dicom(pixels, syntax=syntax, frame=encoded(pixels) if frame is None else frame, **window | tags)
 
 
 def low_pass(signal: NDArray[np.int64]) -> NDArray[np.int64]:

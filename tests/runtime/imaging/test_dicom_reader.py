@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 from PIL import Image
 from pydicom import dcmread
-from pydicom.dataset import Dataset
 from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     ExplicitVRLittleEndian,
@@ -37,13 +36,7 @@ from cbmir.runtime.imaging.dicom_header import pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
 from cbmir.runtime.imaging.radiograph import collected_warnings
 from cbmir.runtime.imaging.reader import ImageLimits, Radiograph, read_image
-from dicom_files import SIDE, STORED, lut_sequence, make_dicom
-
-
-def saved(dataset: Dataset) -> bytes:
-    stream = io.BytesIO()
-    dataset.save_as(stream)
-    return stream.getvalue()
+from dicom_files import SIDE, STORED, file_bytes, lut_sequence, make_dicom
 
 
 def read(data: bytes, **limits: Any) -> Radiograph:
@@ -209,7 +202,7 @@ def test_high_bit_is_not_guessed_in_compressed_pixels(shared: Path) -> None:
     dataset = dcmread(shared / "dicom" / "derived_chest_mono1_10bit_rle.dcm")
     dataset.HighBit = 15
     with pytest.raises(DicomImageError, match="HighBit"):
-        read(saved(dataset))
+        read(file_bytes(dataset, enforce=False))
 
 
 def test_is_dicom() -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydicom import dcmread
-from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate, generate_frames
 from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from pydicom.uid import (
@@ -24,13 +22,7 @@ from cbmir.errors import (
     ImageError,
 )
 from cbmir.runtime.imaging.reader import read_image
-
-
-def saved(dataset: Dataset) -> bytes:
-    stream = io.BytesIO()
-    dataset.save_as(stream)
-    return stream.getvalue()
-
+from dicom_files import file_bytes
 
 OUTCOMES: dict[str, type[ImageError] | tuple[str, int]] = {  # view and number of warnings, or the error
     "chest_mono1_10bit_no_preamble_no_meta.dcm": ("PA", 0),
@@ -137,7 +129,7 @@ def test_a_truncated_codestream_is_damaged(shared: Path, file: str, part: float)
     (frame,) = generate_frames(dataset.PixelData, number_of_frames=1)
     dataset.PixelData = encapsulate([frame[: int(part * len(frame))]])
     with pytest.raises(DamagedImageError, match=r"PixelData \(7FE0,0010\)"):
-        read_image(saved(dataset))
+        read_image(file_bytes(dataset, enforce=False))
 
 
 @pytest.mark.parametrize("file", COMPRESSED[:4])
@@ -145,7 +137,7 @@ def test_a_complete_codestream_is_read(shared: Path, file: str) -> None:
     """Some end in a padding byte FF or 00 for an even length."""
     dataset = dcmread(shared / "dicom" / file)
     dataset.BodyPartExamined = "CHEST"
-    assert read_image(saved(dataset)).pixels.shape == (dataset.Rows, dataset.Columns)
+    assert read_image(file_bytes(dataset, enforce=False)).pixels.shape == (dataset.Rows, dataset.Columns)
 
 
 def test_two_frames_in_the_pixel_data_of_one(shared: Path) -> None:
@@ -153,7 +145,7 @@ def test_two_frames_in_the_pixel_data_of_one(shared: Path) -> None:
     (frame,) = generate_frames(dataset.PixelData, number_of_frames=1)
     dataset.PixelData = encapsulate([frame, frame])
     with pytest.raises(DamagedImageError, match=r"PixelData \(7FE0,0010\)"):
-        read_image(saved(dataset))
+        read_image(file_bytes(dataset, enforce=False))
 
 
 def test_eight_threads_read_files_as_one_does(shared: Path) -> None:

@@ -26,6 +26,7 @@ from cbmir.runtime.finder import Finder
 from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.logs import JsonFormatter
 from cbmir.runtime.pacs import polling
+from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.queue import DurableQueue
 from pacs_rig import PLANTED, Orthanc, Receiver, answers, make_radiograph, orthanc_plugin, receiving, wait_for
 from queue_rig import Clock, timed_queue
@@ -53,6 +54,11 @@ def clock() -> Clock:
 def queue(tmp_path: Path, clock: Clock) -> Iterator[DurableQueue]:
     with timed_queue(tmp_path / "queue", clock) as opened:
         yield opened
+
+
+@pytest.fixture
+def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
+    return Intake(queue, live)
 
 
 @pytest.fixture

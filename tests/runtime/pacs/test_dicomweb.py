@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import date
@@ -17,6 +16,7 @@ from cbmir.errors import DeliveryAwayError, DeliveryError, ImageSizeError, PacsA
 from cbmir.runtime.pacs import dicomweb, http_server
 from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, StudyFound
 from cbmir.runtime.pacs.jobs import ResultObject
+from http_stub import Quiet, running
 from pacs_rig import PLANTED
 
 STUDY = f"{PLANTED[2]}.1"
@@ -49,7 +49,7 @@ class Server:
 def server() -> Iterator[Server]:
     canned = Server()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, kind, body = canned.answer(self.path)
             self.send_response(status)
@@ -62,16 +62,8 @@ def server() -> Iterator[Server]:
             canned.posted.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.do_GET()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        canned.url = f"http://127.0.0.1:{http.server_address[1]}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-        thread.start()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as canned.url:
         yield canned
-        http.shutdown()
-        thread.join()
 
 
 @pytest.fixture

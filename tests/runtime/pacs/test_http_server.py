@@ -25,6 +25,7 @@ from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.jobs import ResultObject
 from cbmir.runtime.pacs.polling import Follower, OrthancChanges, QidoPolling
 from cbmir.runtime.pacs.queue import DurableQueue
+from http_stub import Quiet, running
 
 DAY = date(2026, 1, 2)
 INSTANCE = InstanceFound("1.2", "1.3", "1.2.840.10008.5.1.4.1.1.1", "1.4")
@@ -54,7 +55,7 @@ class Hostile:
 def hostile() -> Iterator[Hostile]:
     server = Hostile()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             server.asked.append(self.path)
             server.behave(self)
@@ -63,17 +64,9 @@ def hostile() -> Iterator[Hostile]:
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_GET()
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
-        server.url = f"http://127.0.0.1:{http.server_address[1]}"
-        thread = threading.Thread(target=http.serve_forever, args=(0.02,))
-        thread.start()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server.url:
         yield server
         server.over.set()
-        http.shutdown()
-        thread.join()
 
 
 @pytest.fixture

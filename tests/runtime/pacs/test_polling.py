@@ -12,7 +12,6 @@ import pytest
 
 from archive_in_memory import CT
 from cbmir.errors import PacsError, QueueFullError
-from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs.dicomweb import InstanceFound, StudyFound
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.polling import DAYS_BACK, Follower, OrthancChanges, QidoPolling
@@ -24,11 +23,6 @@ from pacs_rig import PLANTED, wait_for
 def queue(tmp_path: Path) -> Iterator[DurableQueue]:
     with DurableQueue(tmp_path / "queue", 3, quiet=0) as opened:
         yield opened
-
-
-@pytest.fixture
-def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
-    return Intake(queue, live)
 
 
 # -- Orthanc's change feed

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from cbmir.errors import ImageSizeError, PacsAwayError, PacsError, QueueError
-from cbmir.runtime.hot_reload import ReloadableFinder
 from cbmir.runtime.pacs import jobs, polling
 from cbmir.runtime.pacs.intake import Intake
 from cbmir.runtime.pacs.polling import TRIES, OrthancChanges, QidoPolling
@@ -23,11 +22,6 @@ from pacs_rig import PLANTED
 def queue(tmp_path: Path) -> Iterator[DurableQueue]:
     with DurableQueue(tmp_path / "queue", 3, quiet=0) as opened:
         yield opened
-
-
-@pytest.fixture
-def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
-    return Intake(queue, live)
 
 
 # -- unreadable images

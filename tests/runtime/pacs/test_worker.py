@@ -66,11 +66,6 @@ def queue(tmp_path: Path) -> Iterator[DurableQueue]:
         yield opened
 
 
-@pytest.fixture
-def intake(queue: DurableQueue, live: ReloadableFinder) -> Intake:
-    return Intake(queue, live)
-
-
 def work_off(queue: DurableQueue, live: ReloadableFinder, destination: Archive, **options: Any) -> None:
     workers = Workers(queue, live, destination, count=1, **options)
     while (job := queue.claim()) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from dicom_files import make_dicom
 from http_service import MakeClient
+from http_stub import Quiet, running
 from script_files import load_script
 
 PLUGIN = Path(__file__).parents[3] / "docs/orthanc-plugin/cbmir_plugin.py"
@@ -76,7 +76,7 @@ def url(make_client: MakeClient) -> Iterator[str]:
     """The URL of the service, behind a real socket."""
     client = make_client(token=TOKEN)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Quiet, BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             answer = client.post(self.path, content=body, headers=dict(self.headers))
@@ -84,15 +84,8 @@ def url(make_client: MakeClient) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(answer.content)
 
-        def log_message(self, *_: object) -> None:
-            """Log nothing."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with running(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 def load(monkeypatch: pytest.MonkeyPatch, url: str, token: Path) -> None:

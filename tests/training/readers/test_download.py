@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from cbmir.errors import DownloadError
 from cbmir.training.readers.download import download, unpack
+from http_stub import Quiet, running
 
 DATA = bytes(range(256)) * 4096  # 1 MiB
 
@@ -31,7 +31,7 @@ class Publisher(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/archive.tgz"
 
 
-class Answer(BaseHTTPRequestHandler):
+class Answer(Quiet, BaseHTTPRequestHandler):
     server: Publisher
 
     def do_GET(self) -> None:
@@ -55,18 +55,11 @@ class Answer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body[: publisher.breaks.pop(0)] if publisher.breaks else body)
 
-    def log_message(self, *_: object) -> None:
-        pass
-
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    with Publisher() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with running(server := Publisher()):
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def test_a_broken_connection_is_resumed(publisher: Publisher, tmp_path: Path) -> None:
