@@ -32,6 +32,19 @@ def encoded(pixels: NDArray[np.uint8], kind: str = "PNG") -> bytes:
     return stream.getvalue()
 
 
+class Held:
+    """A function that starts, and continues when released with `let`."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.begun, self.let = threading.Event(), threading.Event()
+
+    def __call__(self, *arguments: Any, **more: Any) -> Any:
+        self.begun.set()
+        assert self.let.wait(PATIENCE)
+        return self._function(*arguments, **more)
+
+
 class Service:
     """A process of `cbmir serve`, with its URL and the lines that it logs."""
 

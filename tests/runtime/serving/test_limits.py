@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,23 +18,12 @@ from starlette.types import Message, Receive, Scope, Send
 from cbmir.runtime.serving import limits
 from cbmir.runtime.serving.limits import MOST_HELD, BodyLimit, RequestLimiter, body_chunks, body_size, read_body
 from cbmir.runtime.serving.problems import Problem
-
-
-class Held:
-    """Work that starts, and ends when released."""
-
-    def __init__(self) -> None:
-        self.begun, self.let = threading.Event(), threading.Event()
-
-    def __call__(self, *_: object) -> str:
-        self.begun.set()
-        assert self.let.wait(10)
-        return "done"
+from http_service import Held
 
 
 @pytest.fixture
 def held() -> Iterator[Held]:
-    held = Held()
+    held = Held(lambda *_: "done")
     yield held
     held.let.set()
 
@@ -92,7 +80,7 @@ class Body:
 
 def test_requests_that_waited_too_long_are_dropped(held: Held) -> None:
     async def run() -> None:
-        limiter, second, body = RequestLimiter(1, 1, 0.01), Held(), Body()
+        limiter, second, body = RequestLimiter(1, 1, 0.01), Held(lambda *_: "done"), Body()
         is_kept = weakref.ref(body)
         first = asyncio.create_task(ask(limiter, held))
         await until(held.begun.is_set)
