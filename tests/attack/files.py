@@ -158,9 +158,9 @@ Path(sys.argv[3]).write_text(json.dumps(answers))
 
 
 @attack(5)
-def what_is_written_of_patients(lab: Lab, count: int) -> Iterator[str]:
-    """Only their owner can read galleries, embeddings, results and manifests, with any umask. A cell of CSV that would
-    be a formula is defused."""
+def files_of_patients(lab: Lab, count: int) -> Iterator[str]:
+    """Only their owner can read galleries, embeddings, results and manifests, with any umask. A CSV cell that a
+    spreadsheet would run as a formula is escaped."""
     folder = lab.new()
     name = '=HYPERLINK("http:evil.example")&.png'
     shutil.copy(lab.folder / "00.png", folder / name)
