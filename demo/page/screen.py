@@ -97,10 +97,10 @@ class Screen:
         beside = self._desk.beside(step)
         spec, held = self._desk.finder.card.preprocess, session.pictures
         if step.image is not None:
-            image = step.image
+            image, own = step.image, step.image.radiograph
+            name = " · ".join(fact for fact in (image.caption, own.view, own.date) if fact)
             panes.append({
-                **pane(image.name, image.picture, spec, image.caption, image.key, image.about, held),
-                "name": image.caption, "boxes": [],
+                **pane(image.name, image.picture, spec, name, image.key, image.about, held), "name": name, "boxes": [],
             })  # fmt: skip
             if step.analysis is not None and len(beside) == 1:
                 panes[0]["cells"] = rounded(step.analysis.evidence_for_neighbour(step.compare[0]).tolist())

@@ -67,10 +67,11 @@ def pane(
 
 
 def about_image(radiograph: Radiograph) -> dict[str, Any]:
-    """The file's size in pixels ("size") and in mm ("mm"), the plane in which these are measured ("where"), and whether
-    it has more grey values than its picture ("deep")."""
+    """The file's size in pixels ("size") and in mm ("mm"), the plane in which these are measured ("where"), whether it
+    has more grey values than its picture ("deep"), and the patient's sides at its edges ("sides")."""
     (rows, columns), spacing = radiograph.stored.shape, radiograph.spacing
-    about = {"size": [columns, rows], "mm": None, "where": "", "deep": radiograph.values is not None}
+    about = {"size": [columns, rows], "mm": None, "where": "", "deep": radiograph.values is not None,
+             "sides": radiograph.sides}  # fmt: skip
     if spacing is not None:
         about |= {"mm": [columns * spacing.column, rows * spacing.row], "where": spacing.where}
     return about

@@ -36,6 +36,8 @@ from cbmir.runtime.imaging.radiograph import (
 if TYPE_CHECKING:
     from pydicom import Dataset
 
+#: First letter of PatientOrientation, the side at the right edge (PS3.3 C.7.6.1.1.1) -> `Radiograph.sides`.
+_SIDES = {"L": "RL", "R": "LR"}
 _META = 2**16  # bytes in which the File Meta Information ends
 _MOST_READS = 200_000  # two or three per element: no radiograph has a thousand
 
@@ -70,6 +72,7 @@ def read_dicom(
         chain = Chain.of(tags, frame.values(), intensity)
         patient, study, instance = map(tags.text, ("PatientID", "StudyInstanceUID", "SOPInstanceUID"))
         day, spacing = _study_date(tags), pixel_spacing(tags)
+        sides = _SIDES.get(tags.text_of_first("PatientOrientation")[:1].upper(), "")
     # Outside the lock on warnings, so that threads decode in parallel.
     times = halvings(frame.shape, reduced_for) if reduced_for and chain.averages else 0
     halved = frame.decode_halved(times)
@@ -88,7 +91,7 @@ def read_dicom(
     reduction = None if halved is None else Reduction(2**times, frame.shape)
     return Radiograph(
         stored, name, "", patient, study, view, tuple(tags.warnings), greys, reduction, instance, day, intensity,
-        values, spacing, tags.text("Manufacturer") == PHANTOM,
+        values, spacing, sides, tags.text("Manufacturer") == PHANTOM,
     )  # fmt: skip
 
 

@@ -112,6 +112,7 @@ class Radiograph:
         greys: uint8 [256] or [65536], the grey of each stored value; None if the stored values are the grey values.
         values: The meaning of stored values; None unless a linear window turned them into `greys`.
         spacing: None if the file does not say how large a pixel is.
+        sides: The patient's sides at the left and right edge, RL or LR; empty if unknown.
         is_phantom: The file says that `cbmir data phantom` drew it (`PHANTOM`).
         reduction: None unless `stored` is smaller than the image in the file.
         date: The study's date, YYYY-MM-DD.
@@ -132,6 +133,7 @@ class Radiograph:
     intensity: str = "header"
     values: Values | None = None
     spacing: Spacing | None = None
+    sides: str = ""
     is_phantom: bool = False
 
     @property

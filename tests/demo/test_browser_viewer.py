@@ -51,6 +51,14 @@ def opened(page: Any, tmp_path: Path) -> Callable[..., Any]:
     return opened
 
 
+def test_view_date_and_the_patients_sides_are_shown(opened: Callable[..., Any]) -> None:
+    page = opened(hidden_detail(), PatientOrientation=["L", "F"], ViewPosition="PA", StudyDate="20200131")
+    assert page.locator("#viewer .name").inner_text() == "chest.dcm · PA · 2020-01-31"
+    film = page.locator("#viewer .film").bounding_box()
+    (right, left) = (page.locator("#viewer .side", has_text=side).bounding_box() for side in ("R", "L"))
+    assert film["x"] < right["x"] < film["x"] + 40 and film["x"] + film["width"] - 40 < left["x"]
+
+
 @pytest.mark.parametrize("photometric", ["MONOCHROME2", "MONOCHROME1"])
 def test_detail_outside_the_headers_window_can_be_seen(opened: Callable[..., Any], photometric: str) -> None:
     page = opened(hidden_detail(), WindowCenter=1200, WindowWidth=400, PhotometricInterpretation=photometric)
@@ -176,7 +184,7 @@ def test_the_ruler_by_keys(opened: Callable[..., Any]) -> None:
 def test_a_file_without_spacing_is_measured_in_pixels(page: Any) -> None:
     example(page)
     page.keyboard.press("m")
-    assert "does not say how large a pixel is" in page.locator("#viewer .note").inner_text()
+    assert "does not give the size of a pixel" in page.locator("#viewer .note").inner_text()
     assert length(page)[1] == "pixels"
 
 

@@ -69,7 +69,7 @@ def test_the_size_in_mm_is_that_of_the_whole_file() -> None:
     assert about["size"] == [64, 32] and about["mm"] == pytest.approx([6.4, 6.4])
     assert about["where"] == "at the detector" and about["deep"]
     about = about_image(read_image(STORED.astype(np.uint8)))
-    assert about == {"size": [64, 64], "mm": None, "where": "", "deep": False}
+    assert about == {"size": [64, 64], "mm": None, "where": "", "deep": False, "sides": ""}
 
 
 def test_kept_images_are_bounded_including_their_tables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ class Pane {
     this.readout = make("span", {class: "readout"});
     this.film = make("div", {
       class: "film", tabindex: "0", role: "group", "aria-label": `${data.name}. Press ? for the keys.`,
-    }, this.stage, make("span", {class: "name"}, data.name), this.readout);
+    }, this.stage, make("span", {class: "name"}, data.name), this.readout,
+    ...[...data.sides].map((side) => make("span", {class: "side"}, side))); // the patient's, at the left and right edge
     this.root = make("figure", {}, this.film, make("figcaption", {}, ...facts(data)));
     [this.stage.style.width, this.stage.style.height] = [`${data.width}px`, `${data.height}px`];
     place(this.canvas, data.seen);

@@ -198,6 +198,15 @@ def test_rows_from_front_to_back_are_a_warning(tags: dict[str, Any]) -> None:
     assert read_image(make_dicom(PatientOrientation=["L", "F"])).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("rows", "sides"), [("L", "RL"), ("R", "LR"), ("LF", "RL"), ("F", ""), (None, "")]
+)  # fmt: skip
+def test_the_sides_of_the_patient_come_from_the_direction_of_rows(rows: str | None, sides: str) -> None:
+    """PS3.3 C.7.6.1.1.1: the first value of PatientOrientation is the direction towards the right edge."""
+    tags = {} if rows is None else {"PatientOrientation": [rows, "F"]}
+    assert read_image(make_dicom(**tags)).sides == sides
+
+
 def test_a_series_description_is_used_if_the_image_states_nothing() -> None:
     assert read_image(make_dicom(SeriesDescription="CHEST PA AND LAT")).warnings == ()
     missing, doubt = read_image(make_dicom(SeriesDescription="CHEST LAT", ViewPosition=None)).warnings
