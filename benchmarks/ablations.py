@@ -93,7 +93,7 @@ def main(manifest: Path, output: Path, encoder: str, weights: str, image_size: i
 
 
 def row(pool: Pool, whole: Pool, metric: str, column: str) -> dict[str, Any]:
-    """A figure, and its difference from the whole recipe's."""
+    """Return a figure and its difference from the whole recipe's."""
     more = None if pool is whole else difference(pool, whole, metric, column)
     return {"value": pool.mean(metric, column), "more": more}
 
@@ -105,7 +105,7 @@ def words(one: dict[str, Any]) -> str:
 
 
 def measured(model: RetrievalModel, run: Path) -> Pool:
-    """Answers with the run's test images as queries and its training images as gallery."""
+    """Evaluate the run's test images as queries, with its training images as the gallery."""
     config = RunFolder(run).read_config()
     manifest = training_manifest(config)
     images = cached_images(manifest, config.preprocess, cache_folder(Path(config.manifest)))
@@ -118,7 +118,7 @@ def measured(model: RetrievalModel, run: Path) -> Pool:
 
 
 def fitted_again(run: Path) -> RetrievalModel:
-    """The run's network before its linear fit, fitted again by the current `linear_fit`."""
+    """Return the run's network before its linear fit, fitted again by the current `linear_fit`."""
     folder = RunFolder(run)
     config = folder.read_config()
     manifest = training_manifest(config)

@@ -42,7 +42,7 @@ SPECIFIC = "specific"  # an operating point that is not the page's default
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
 @click.argument("gallery", type=click.Path(exists=True, path_type=Path))
 @click.argument("images", type=click.Path(exists=True, path_type=Path), nargs=-1, required=True)
-@click.option("-n", "--rounds", default=10, show_default=True, help="How often each image is asked about.")
+@click.option("-n", "--rounds", default=10, show_default=True, help="Searches per image.")
 def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> None:
     """Compare the times of the demo, `Finder.analyze` and `cbmir query`."""
     times: dict[str, list[float]] = defaultdict(list)
@@ -70,7 +70,7 @@ def main(model: Path, gallery: Path, images: tuple[Path, ...], rounds: int) -> N
                 for part in ("", "_region"):
                     expected = [one.id for one in answers[f"finder{part}"].neighbours]
                     if answers[f"page{part}"] != expected:
-                        raise click.ClickException("expected the same similar images of both, found others")
+                        raise click.ClickException("expected the same similar images from both, found different ones")
     medians = {name: 1000 * statistics.median(of) for name, of in times.items()}
     figures = (
         {f"{name}_ms": found for name, found in medians.items()}
@@ -91,7 +91,7 @@ def query(model: Path, gallery: Path, image: Path) -> None:
 
 @contextmanager
 def demo(model: Path, gallery: Path) -> Iterator[httpx.Client]:
-    """A client of `cbmir demo`, which runs in its own process."""
+    """Run `cbmir demo` in its own process, and yield a client."""
     command = [sys.executable, "-m", "cbmir", "demo", str(model), str(gallery), "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
@@ -114,7 +114,7 @@ class Page:
         (self._similar,) = [one["id"] for one in config["components"] if one["props"].get("elem_id") == "similar"]
 
     def open(self, image: Path) -> list[str]:
-        """Open a file; the ids of its similar images."""
+        """Open a file, and return the ids of its similar images."""
         files = {"files": (image.name, image.read_bytes())}
         paths = self._client.post("/gradio_api/upload", files=files).raise_for_status().json()
         given = [{"path": path, "meta": {"_type": "gradio.FileData"}} for path in paths]
@@ -150,7 +150,7 @@ class Page:
         return self._ids
 
     def _ask(self, event: str, data: list[Any], event_data: Any = None, at: int | None = None) -> tuple[Any, list[int]]:
-        """The new values of components, and the components' ids."""
+        """Send an event; return the new values of components, and the components' ids."""
         (ask,) = [
             one for one in self._config["dependencies"]
             if any(name == event and at in (None, target) for target, name in one["targets"])
@@ -162,7 +162,7 @@ class Page:
         for line in lines:
             if b'"process_completed"' in line:
                 return orjson.loads(line.removeprefix(b"data:"))["output"]["data"], ask["outputs"]
-        raise click.ClickException("expected an answer of the demo, found none")
+        raise click.ClickException("expected an answer from the demo, found none")
 
 
 if __name__ == "__main__":

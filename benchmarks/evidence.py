@@ -77,12 +77,12 @@ class Measured:
         return [place.row.patient_id for place in self.places]
 
     def hits(self, method: str, tolerance: float = 0) -> Cells:
-        """Results of the pointing game, float64 [N]; `tolerance` is a share of the image's side."""
+        """Return the results of the pointing game, float64 [N]; `tolerance` is a share of the image's side."""
         pairs = zip(self.maps[method], self.places, strict=True)
         return np.array([hit(maps, grown(place.region, tolerance)) for maps, place in pairs])
 
     def overlaps(self, method: str, quantiles: Sequence[float]) -> Cells:
-        """IoU, float64 [N, Q]."""
+        """Return the IoU at each place and quantile, float64 [N, Q]."""
         pairs = zip(self.maps[method], self.places, strict=True)
         return np.array([overlap(maps, place.region, quantiles) for maps, place in pairs])
 
@@ -91,8 +91,8 @@ class Measured:
 
 
 def hit(maps: Cells, region: Region) -> float:
-    """Whether the centre of the largest cell is in the region, or the share if several are largest. Mean over R maps
-    [R, h, w]."""
+    """Return whether the centre of the largest cell is in the region, or the share if several are largest. Mean over R
+    maps [R, h, w]."""
     sides = zip(maps.shape[1:], region.shape, strict=True)
     middles = [((np.arange(cells) + 0.5) * side / cells).astype(int) for cells, side in sides]
     inside = region[np.ix_(*middles)]
@@ -100,13 +100,13 @@ def hit(maps: Cells, region: Region) -> float:
 
 
 def grown(region: Region, tolerance: float) -> Region:
-    """The region, enlarged by `tolerance`, a share of the side."""
+    """Return the region, enlarged by `tolerance`, a share of the side."""
     near: Region = distance_transform_edt(~region) <= tolerance * len(region)
     return near
 
 
 def overlap(maps: Cells, region: Region, quantiles: Sequence[float]) -> list[float]:
-    """IoU of the region with the pixels above each quantile of the enlarged map. Mean over R maps [R, h, w]."""
+    """Return the IoU of the region with pixels from each quantile of the enlarged map on: mean over maps [R, h, w]."""
     found = []
     for cells in maps:
         large = enlarged(cells, region.shape)
@@ -122,7 +122,7 @@ def enlarged(cells: Cells, shape: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 def correlations(maps: Cells) -> list[float]:
-    """Pearson correlations of all pairs of maps [C, h, w], without constant maps."""
+    """Return the Pearson correlations of all pairs of maps [C, h, w], without constant maps."""
     uneven = [cells.ravel() for cells in maps if np.ptp(cells) > 0]
     return [float(np.corrcoef(one, other)[0, 1]) for one, other in combinations(uneven, 2)]
 
@@ -131,7 +131,7 @@ def correlations(maps: Cells) -> list[float]:
 
 
 def phantom_places(manifest: Manifest, spec: PreprocessSpec, split: str) -> Iterator[Place]:
-    """The place of each finding in a split's phantoms, from drawings with and without it, both without noise."""
+    """Yield the place of each finding in a split's phantoms, from drawings with and without it, both without noise."""
     drawn = {study_id(one): one for one in describe(manifest.about["count"], manifest.about["seed"])}
     for row in manifest.split(split):
         phantom = replace(drawn[row.study_id], noise=0.0)
@@ -143,7 +143,7 @@ def phantom_places(manifest: Manifest, spec: PreprocessSpec, split: str) -> Iter
 
 
 def box_places(manifest: Manifest, spec: PreprocessSpec) -> Iterator[Place]:
-    """The places of boxes on images that are not in the training split."""
+    """Yield the places of boxes on images that are not in the training split."""
     pixels = (np.arange(spec.resize) + 0.5) / spec.resize
     for row in manifest:
         for box in row.boxes if row.split != "train" else ():
@@ -156,7 +156,7 @@ def box_places(manifest: Manifest, spec: PreprocessSpec) -> Iterator[Place]:
 
 
 def measure(network: Network, places: Sequence[Place]) -> Measured:
-    """The maps of all methods for the places; each image is explained once."""
+    """Compute the maps of all methods for the places; each image is explained once."""
     card, random = network.card, np.random.default_rng(0)
     middle = (np.indices((card.preprocess.crop,) * 2) + 0.5) / card.preprocess.crop - 0.5
     methods = network.methods
@@ -178,13 +178,13 @@ def measure(network: Network, places: Sequence[Place]) -> Measured:
 
 
 def best_quantiles(found: Measured) -> dict[str, float]:
-    """For each method, the quantile with the highest mean IoU."""
+    """Return, for each method, the quantile with the highest mean IoU."""
     return {name: QUANTILES[int(found.overlaps(name, QUANTILES).mean(axis=0).argmax())] for name in found.maps}
 
 
 def summary(found: Measured, quantiles: dict[str, float]) -> dict[str, Any]:
-    """Figures per method: pointing game (`hits`, and `near` with the tolerance) and `iou`, each with its interval and
-    difference from Grad-CAM; `correlation` is the median over pairs of findings."""
+    """Return figures per method: pointing game (`hits`, and `near` with the tolerance) and `iou`, each with its
+    interval and difference from Grad-CAM; `correlation` is the median over pairs of findings."""
     weights = patient_weights(found.patients)
     values = {
         name: {
@@ -221,7 +221,7 @@ def summary(found: Measured, quantiles: dict[str, float]) -> dict[str, Any]:
 
 
 def methods_table(figures: dict[str, Any]) -> str:
-    """Markdown table with one row per method."""
+    """Return a Markdown table with one row per method."""
     rows = []
     for name, one in figures["methods"].items():
         shown = [f"{_text(one[what])}{_less(name, one[f'{what}_difference'])}" for what in ("hits", "near", "iou")]
@@ -233,7 +233,7 @@ def methods_table(figures: dict[str, Any]) -> str:
 
 
 def findings_table(figures: dict[str, Any]) -> str:
-    """Markdown table with one row per kind of finding: pointing game / IoU by method."""
+    """Return a Markdown table with one row per kind of finding: pointing game / IoU by method."""
     shown = [name for name in (PLAIN, CONTRAST, GRAD_CAM, GRAD_CAM_PP, RANDOM) if name in figures["methods"]]
     rows = []
     for kind, count in figures["by_finding"].items():
@@ -253,7 +253,7 @@ def _less(name: str, figure: Sequence[float]) -> str:
 
 
 def example(places: Sequence[Place]) -> list[int]:
-    """Indices of the places on the first image with two small findings at least a third of the side apart."""
+    """Return indices of the places on the first image with two small findings at least a third of the side apart."""
     of_image: dict[Path, list[int]] = {}
     for number, place in enumerate(places):
         of_image.setdefault(place.row.image, []).append(number)

@@ -84,7 +84,7 @@ class Network:
         return np.array([contrast_map(cells, {**vectors, "": nearest}, name) for name in vectors], np.float64)
 
     def _finer(self, square: Square) -> Cells:
-        """`_contrast` of four crops, shifted by a quarter of a cell in each direction, with interleaved cells."""
+        """Return `_contrast` of four crops, shifted by a quarter of a cell each way, with interleaved cells."""
         cells, vectors = self._explained(square)
         _, h, w = cells.shape
         spec = self.card.preprocess
@@ -103,7 +103,7 @@ class Network:
         return self._of_library(_GradCamPlusPlus, square)
 
     def _of_library(self, method: type[GradCAM], square: Square) -> Cells:
-        """Maps for each finding's score before squashing, at the layer whose mean is the embedding."""
+        """Return maps for each finding's score before squashing, at the layer whose mean is the embedding."""
         labels = len(self.card.labels)
         image = torch.from_numpy(centre_crop(square, self.card.preprocess).copy())
         with method(Scores(self.model), [self.model.encoder]) as cam:
@@ -112,7 +112,7 @@ class Network:
         return np.asarray(cells, np.float64)
 
     def _explained(self, square: Square) -> tuple[Floats, dict[str, Floats]]:
-        """The feature map [D, h, w], and a vector [D] for each finding."""
+        """Return the feature map [D, h, w], and a vector [D] for each finding."""
         cells, embedding = self._features(centre_crop(square, self.card.preprocess))
         return cells, finding_vectors(self.card, self.rows, embedding)
 

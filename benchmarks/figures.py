@@ -14,7 +14,7 @@ from cbmir.preprocessing import PreprocessSpec
 
 
 def filled(page: str, name: str, sections: Mapping[str, str]) -> str:
-    """A page with each section between its marks, `<!-- NAME:SECTION -->`. Raises UsageError if marks are missing."""
+    """Fill in a page's sections between the marks `<!-- NAME:SECTION -->`. Raises UsageError if a mark is missing."""
     for section, text in sections.items():
         first, last = f"<!-- {name}:{section} -->", f"<!-- /{name}:{section} -->"
         pattern = re.compile(f"{re.escape(first)}.*?{re.escape(last)}", re.DOTALL)
@@ -25,7 +25,7 @@ def filled(page: str, name: str, sections: Mapping[str, str]) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
 
 
@@ -35,12 +35,12 @@ def ratio_text(median: float, low: float, high: float) -> str:
 
 
 def reached(aim: bool) -> str:
-    """The cell of a table of aims."""
+    """Return the cell of a table of aims."""
     return "reached" if aim else "not reached"
 
 
 def any_card(labels: Sequence[str], embedding_dim: int, **facts: Any) -> ModelCard:
-    """The card of an imaginary DenseNet121 at 224 pixels, for galleries and exports of random weights."""
+    """Return the card of an imaginary DenseNet121 at 224 pixels, for galleries and exports of random weights."""
     known = {
         "labels": LabelSet(tuple(labels)), "preprocess": PreprocessSpec.for_image_size(224), "encoder": "densenet121",
         "embedding_dim": embedding_dim, "head": "proxy", "sigma": 1.0, "proxies_per_class": (1,) * (len(labels) + 1),

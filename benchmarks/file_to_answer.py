@@ -50,10 +50,10 @@ with Finder.open({model!r}, {gallery!r}) as finder:
 
 @click.command()
 @click.argument("model", type=click.Path(exists=True, path_type=Path))
-@click.option("-n", "--requests", default=500, show_default=True, help="How many for each file.")
-@click.option("--threads", type=click.IntRange(1), help="Threads of the engine; by default all there are.")
+@click.option("-n", "--requests", default=500, show_default=True, help="Requests per file.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of the engine; all by default.")
 @click.option("--memory", is_flag=True, help="Measure the first answer of a process, and memory over 1,000 requests.")
-@click.option("--decoder", is_flag=True, help="Measure what reading by a process of its own costs.")
+@click.option("--decoder", is_flag=True, help="Measure the cost of reading in a separate process.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(model: Path, requests: int, threads: int | None, memory: bool, decoder: bool, output: Path | None) -> None:
     """Time the stages from file to answer, or measure their memory with --memory."""
@@ -76,7 +76,7 @@ def main(model: Path, requests: int, threads: int | None, memory: bool, decoder:
 
 
 def write_files(folder: Path) -> dict[str, Path]:
-    """Write the input files; their paths by name."""
+    """Write the input files, and return their paths by name."""
     from pydicom import dcmread
     from pydicom.uid import JPEGLSLossless, RLELossless
 
@@ -106,7 +106,7 @@ def write_gallery(model: Path, path: Path) -> Path:
 
 
 def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
-    """p50 and p99 in ms of each stage, and the ratio."""
+    """Return p50 and p99 in ms of each stage, and the ratio."""
     spent = dict.fromkeys(STAGES, 0.0)
     times: dict[str, list[float]] = {stage: [] for stage in STAGES}
     with (
@@ -127,7 +127,7 @@ def stages(opened: Finder, path: Path, requests: int) -> dict[str, Any]:
 
 
 def reading(path: Path, requests: int, threads: int) -> dict[str, float]:
-    """Median ms of reading a file's bytes in this process and in a decoder process, and of the difference."""
+    """Return the median ms of reading a file's bytes here and in a decoder process, and of the difference."""
     data, times = path.read_bytes(), dict[str, list[float]](here=[], there=[])
     with DecoderPool(1) as pool:
         for request in tqdm(range(requests + 5), desc=path.name, disable=None):
@@ -141,7 +141,7 @@ def reading(path: Path, requests: int, threads: int) -> dict[str, float]:
 
 
 def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> AbstractContextManager[Any]:
-    """Within the block, record the seconds of each call of `owner.name` in `spent[stage]`."""
+    """Record, within the block, the seconds of each call of `owner.name` in `spent[stage]`."""
     real: Callable[..., Any] = getattr(owner, name)
 
     def call(*args: Any, **options: Any) -> Any:
@@ -154,7 +154,7 @@ def timed(owner: Any, name: str, spent: dict[str, float], stage: str) -> Abstrac
 
 
 def first_answer(model: Path, gallery: Path, image: Path) -> dict[str, float]:
-    """Seconds from import to first answer, and peak resident MB: medians over five fresh processes."""
+    """Return seconds from import to first answer, and peak resident MB: medians over five fresh processes."""
     code = FIRST_ANSWER.format(model=str(model), gallery=str(gallery), image=str(image))
     command = [sys.executable, "-c", code]
     answers = [subprocess.run(command, capture_output=True, check=True, text=True).stdout.split() for _ in range(5)]
@@ -164,7 +164,7 @@ def first_answer(model: Path, gallery: Path, image: Path) -> dict[str, float]:
 
 
 def resident_over_requests(opened: Finder) -> dict[str, float]:
-    """Resident MB of this process after 100 and 1,000 requests with mixed batch sizes."""
+    """Return the resident MB of this process after 100 and 1,000 requests with mixed batch sizes."""
     size, figures = opened.card.preprocess.crop, {}
     images = np.random.default_rng(0).integers(0, 256, (max(BATCHES), 1, size, size), dtype=np.uint8)
     for request in tqdm(range(1000), desc="requests", disable=None):

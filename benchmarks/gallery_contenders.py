@@ -1,7 +1,7 @@
 """The contenders of `gallery_growth.py`: ways to find the nearest of N vectors, each in its own process.
 
-So they share no thread pools or memory; a process is idle while the others have their turn. All read the vectors from
-one mapped file of the gallery. cbmir's indexes search in it directly, the others copy the vectors.
+They share no thread pools or memory, and each is idle while the others have their turn. All read the vectors from one
+mapped file of the gallery. cbmir's indexes search in it directly, the others copy the vectors.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Contender(Protocol):
     settings: Sequence[int]
 
     def build(self, vectors: Floats) -> int:
-        """Index mapped vectors float32 [N, D]; the bytes of the index, without vectors that it does not copy."""
+        """Index mapped vectors float32 [N, D]; return the bytes of the index, without vectors that it does not copy."""
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        """The rows of the nearest vectors, int64 [M, k], nearest first."""
+        """Return the rows of the nearest vectors, int64 [M, k], nearest first."""
 
 
 class Cbmir:
@@ -72,7 +72,7 @@ class Cbmir:
 
 
 class Faiss:
-    """faiss. `kind` is Flat, HNSW or IVF-PQ; settings are efSearch or nprobe."""
+    """An index of faiss. `kind` is Flat, HNSW or IVF-PQ; settings are efSearch or nprobe."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -108,7 +108,7 @@ class Faiss:
 
 
 class Hnswlib:
-    """hnswlib. Settings are ef."""
+    """An index of hnswlib. Settings are ef."""
 
     settings = (64, 16, 24, 32, 48, 128, 256)
 
@@ -172,11 +172,11 @@ class TimedContender:
             self._contender = WholeGallery(gallery) if rest == "gallery" else Cbmir(rest, gallery)
 
     def settings(self) -> Sequence[int]:
-        """The contender's settings."""
+        """Return the contender's settings."""
         return self._contender.settings
 
     def build(self) -> dict[str, float]:
-        """Seconds, MB of the index, and MB that building added to the process's private memory."""
+        """Build the index; return seconds, MB of the index, and MB added to the process's private memory."""
         (file,) = self._gallery.glob("derived-*/vectors.npy")
         vectors = np.load(file, mmap_mode="r").view(np.ndarray)
         before = memory()["RssAnon"]
@@ -186,27 +186,27 @@ class TimedContender:
         return {"build_s": seconds, "index_mb": size / 1e6, "own_mb": (memory()["RssAnon"] - before) / 1e6}
 
     def search(self, queries: Floats, k: int, setting: int) -> Rows:
-        """The nearest rows, int64 [M, k], one query at a time."""
+        """Return the nearest rows, int64 [M, k], one query at a time."""
         return np.concatenate([self._contender.search(query[None], k, setting) for query in queries])
 
     def singles(self, queries: Floats, k: int, setting: int) -> list[float]:
-        """Seconds of each query, one at a time."""
+        """Return the seconds of each query, one at a time."""
         self._contender.search(queries[:1], k, setting)  # refill the caches after the others' turn
         return [self.batch(query[None], k, setting) for query in queries]
 
     def batch(self, queries: Floats, k: int, setting: int) -> float:
-        """Seconds of all queries in one batch."""
+        """Return the seconds of all queries in one batch."""
         start = time.perf_counter()
         self._contender.search(queries, k, setting)
         return time.perf_counter() - start
 
     def mapped_mb(self) -> float:
-        """MB of mapped files in the memory of the process."""
+        """Return the MB of mapped files in the memory of the process."""
         return memory()["RssFile"] / 1e6
 
 
 def names(count: int) -> list[str]:
-    """The contenders at a size: faiss Flat does not fit beside the others at a million, and IVF-PQ is for many."""
+    """Return the contenders at a size: at a million faiss Flat does not fit beside the others; IVF-PQ is for many."""
     flat = ["faiss Flat"] if count <= 100_000 else []
     quantised = ["faiss IVF-PQ"] if count >= 100_000 else []
     return ["cbmir gallery", "cbmir exact", "cbmir bf16", "cbmir int8", *flat, "faiss HNSW", *quantised, "hnswlib"]

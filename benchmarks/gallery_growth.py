@@ -70,7 +70,7 @@ class Mixture:
         self.seed = seed
 
     def block(self, number: int, count: int = BLOCK) -> Floats:
-        """The first `count` vectors of block `number`, with unit norm."""
+        """Return the first `count` vectors of block `number`, with unit norm."""
         rng = np.random.default_rng((self.seed, number))
         groups = self.centres[rng.integers(self.groups, size=count)]
         latent = groups + np.sqrt(0.3) * rng.normal(size=(count, self.rank))
@@ -80,12 +80,12 @@ class Mixture:
 
 
 def passes(rate: int, rows: Rows) -> NDArray[np.bool_]:
-    """Mask of the rows that have the label `Rate<rate>`."""
+    """Return a mask of the rows that have the label `Rate<rate>`."""
     return rows % (1000 // rate) == 1000 // rate - 1
 
 
 def entries(start: int, count: int) -> list[Entry]:
-    """Entries for `count` rows from `start`: the id is the row; 2.5 images per patient; no thumbnail or report."""
+    """Make entries for `count` rows from `start`: the id is the row; 2.5 images per patient; no thumbnail or report."""
     rows = np.arange(start, start + count)
     digests = [hashlib.sha256(str(row).encode()).hexdigest() for row in rows]
     labels = np.stack([passes(rate, rows) for rate in RATES], axis=1).astype(int).tolist()
@@ -125,7 +125,7 @@ def main(sizes: str, output: Path, scratch: Path | None, docs: Path | None) -> N
 
 
 def measure(count: int, scratch: Path) -> dict[str, Any]:
-    """All figures for one size, as JSON types."""
+    """Measure one size, and return all figures as JSON types."""
     mixture = Mixture()
     queries = mixture.block(10**9, BATCH)
     gallery = make_gallery(mixture, count, scratch / "gallery")
@@ -170,12 +170,12 @@ def measure(count: int, scratch: Path) -> dict[str, Any]:
 
 
 def is_filter(name: str, way: int) -> bool:
-    """Whether this is `Gallery.search` with a filter that `way` per mille pass."""
+    """Return whether this is `Gallery.search` with a filter that `way` per mille pass."""
     return name == "cbmir gallery" and way != 1000
 
 
 def times_as_long(own: Sequence[float], against: Sequence[float]) -> tuple[float, float, float]:
-    """Ratio of times per round: median, 10th and 90th percentile."""
+    """Return the ratio of times per round: median, 10th and 90th percentile."""
     return astuple(ratio(against, own))
 
 
@@ -216,7 +216,7 @@ def make_gallery(mixture: Mixture, count: int, path: Path) -> dict[str, float]:
 
 
 def exact_neighbours(mixture: Mixture, count: int, queries: Floats) -> tuple[list[set[int]], dict[int, list[set[int]]]]:
-    """The K nearest rows of each query by brute force in float32: among all rows, and among those that pass each
+    """Find the K nearest rows of each query by brute force in float32: among all rows, and among those that pass each
     filter."""
     filters: dict[int, Any] = {1000: None} | {rate: rate for rate in RATES}
     best = {rate: [np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)] for rate in filters}
@@ -234,7 +234,7 @@ def exact_neighbours(mixture: Mixture, count: int, queries: Floats) -> tuple[lis
 
 
 def recall(found: Rows, expected: Sequence[set[int]]) -> float:
-    """The share of the nearest rows that were found, over all queries."""
+    """Return the share of the nearest rows that were found, over all queries."""
     hits = sum(len(set(rows.tolist()) & own) for rows, own in zip(found, expected, strict=True))
     there = sum(len(own) for own in expected)
     return hits / there if there else 1.0
@@ -244,7 +244,7 @@ def recall(found: Rows, expected: Sequence[set[int]]) -> float:
 
 
 def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Markdown sections by the names of their marks."""
+    """Return the Markdown sections by the names of their marks."""
     return {
         "machine": f"```\n{in_words(reports[-1]['machine'])}\n```\n{reports[-1]['threads']} threads; "
                    f"{QUERIES} queries for recall, {ROUNDS} rounds of {SINGLES} for latency.",
@@ -256,7 +256,7 @@ def sections(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def load_text(path: Path) -> str:
-    """The figures of gallery_load.py as text; "" without them."""
+    """Return the figures of gallery_load.py as text; "" without them."""
     if not path.exists():
         return ""
     one = json.loads(path.read_text("utf-8"))
@@ -264,12 +264,12 @@ def load_text(path: Path) -> str:
         f"{one['readers']} readers and 1 writer for {one['seconds']:.0f} s: {one['generations']:,} writes and "
         f"{one['answers']:,} answers ({one['exact']:,} exact, {one['filtered']:,} with a filter), of which "
         f"**{one['wrong']} were wrong**; recall@10 by the index {one['recall_by_index']:.4f}; "
-        f"{one['ms_an_answer']:.1f} ms an answer on average, with all of them on {one['machine']['usable']} processors."
+        f"{one['ms_an_answer']:.1f} ms per answer on average, all on {one['machine']['usable']} processors."
     )
 
 
 def search_table(report: dict[str, Any]) -> str:
-    """All ways to search at one size, without filters."""
+    """Return a table of all ways to search at one size, without filters."""
     rows = [
         (
             _label(row), f"{row['recall']:.4f}", f"{row['ms']:.2f}", f"{row['p99_ms']:.2f}", ratio_text(*row["ratio"]),
@@ -285,7 +285,7 @@ def search_table(report: dict[str, Any]) -> str:
 
 
 def filter_table(reports: Sequence[dict[str, Any]]) -> str:
-    """`Gallery.search` with filters that fewer and fewer rows pass."""
+    """Return a table of `Gallery.search` with filters that fewer and fewer rows pass."""
     rows = [
         (f"{report['count']:,}", f"{row['setting'] / 10:g}%", f"{row['recall']:.4f}", f"{row['ms']:.2f}",
          "1" if row["setting"] == 1000 else ratio_text(*row["ratio"]))
@@ -297,7 +297,7 @@ def filter_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
-    """Times and sizes of making and opening a gallery."""
+    """Return a table of times and sizes of making and opening a gallery."""
     rows = []
     for report in reports:
         one = report["gallery"]
@@ -311,7 +311,7 @@ def gallery_table(reports: Sequence[dict[str, Any]]) -> str:
 
 
 def aims_table(reports: Sequence[dict[str, Any]]) -> str:
-    """The aims at 100,000 vectors, and whether they are reached."""
+    """Return a table of the aims at 100,000 vectors, and whether they are reached."""
     report = next((one for one in reports if one["count"] == AIMED), None)
     if report is None:
         return ""

@@ -81,7 +81,7 @@ class Replica:
         )  # fmt: skip
 
     def nearest(self, query: NDArray[np.float32], wanted: Filter) -> tuple[list[Entry], NDArray[np.float64]]:
-        """All entries that pass, nearest first (ties by id), and their distances."""
+        """Return all entries that pass, nearest first (ties by id), and their distances."""
         passing = [n for n, entry in enumerate(self.entries) if passes(entry, wanted)]
         differences = self.vectors[passing] - query
         distances = np.sqrt(np.vecdot(differences, differences))  # summed as in the gallery, so bit-identical
@@ -90,13 +90,13 @@ class Replica:
 
 
 def passes(entry: Entry, wanted: Filter) -> bool:
-    """Whether an entry passes a filter of `any_filter`."""
+    """Return whether an entry passes a filter of `any_filter`."""
     of_view = not wanted.view or entry.view == wanted.view
     return entry.patient_id not in wanted.exclude_patients and of_view and wanted.where in ("", *entry.positive)
 
 
 def check(replica: Replica, query: NDArray[np.float32], wanted: Filter, found: SearchResult) -> float:
-    """Recall of a correct answer. Raises AssertionError for a wrong one."""
+    """Return the recall of a correct answer. Raises AssertionError for a wrong one."""
     while replica.generation < found.generation:
         replica.next()
     if replica.generation != found.generation:
@@ -139,7 +139,7 @@ def read(gallery: Gallery, last: Any, seed: int) -> Counter[str]:
 
 
 def any_filter(rng: np.random.Generator) -> Filter:
-    """A random filter: usually empty, or excluding two patients, or requiring a finding and a view."""
+    """Return a random filter: usually empty, or excluding two patients, or requiring a finding and a view."""
     kind = rng.integers(4)
     if kind == 0:
         return Filter(exclude_patients=frozenset({f"p{rng.integers(500)}", f"p{rng.integers(500)}"}))
@@ -147,7 +147,7 @@ def any_filter(rng: np.random.Generator) -> Filter:
 
 
 def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> None:
-    """A process that reads, with one thread per seed."""
+    """Read in this process, with one thread per seed."""
     try:
         index_cache.TAIL_LIMIT = TAIL
         with Gallery.open(path) as gallery, ThreadPoolExecutor(len(seeds)) as pool:
@@ -157,7 +157,7 @@ def reader(path: Path, last: Any, seeds: Sequence[int], results: Queue[Any]) -> 
 
 
 def write(path: Path, last: Any, seconds: float, operations: int, results: Queue[Any]) -> None:
-    """A process that writes for `seconds` or a number of `operations`, then publishes the last generation."""
+    """Write in this process, for `seconds` or a number of `operations`, then publish the last generation."""
     try:
         index_cache.TAIL_LIMIT = TAIL
         replica, end = Replica(), time.monotonic() + seconds
@@ -211,8 +211,8 @@ def load(path: Path, seconds: float, operations: int, readers: int) -> dict[str,
 
 
 @click.command()
-@click.option("--seconds", default=120.0, show_default=True, help="How long the writer writes.")
-@click.option("--operations", default=0, help="How often it writes, in place of --seconds.")
+@click.option("--seconds", default=120.0, show_default=True, help="Time that the writer writes.")
+@click.option("--operations", default=0, help="Number of writes, instead of --seconds.")
 @click.option("--readers", default=8, show_default=True, help="Half of them processes, half threads.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(seconds: float, operations: int, readers: int, output: Path | None) -> None:

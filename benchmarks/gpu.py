@@ -30,7 +30,7 @@ NEEDED = {
 #: Step -> its time limit in seconds, what it does, and whether it needs a GPU.
 STEPS = {
     "machine": (60, "the card, its driver and versions, and the bf16 peak that a large matrix product attains", True),
-    "export": (120, "a model as float32 and float16 files, and as TensorRT plans where TensorRT is", False),
+    "export": (120, "a model as float32 and float16 files, and as TensorRT plans if TensorRT is installed", False),
     "parity": (90, "every engine that works here against ONNX Runtime on the CPU", False),
     "engines": (75, "milliseconds of each engine, host to host", True),
     "torch": (90, "milliseconds of PyTorch eager and channels_last, by CUDA events", True),
@@ -41,11 +41,11 @@ STEPS = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels for what is missing")
-    parser.add_argument("--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="where the figures go")
+    parser.add_argument("--wheels", type=Path, metavar="DIR", help="a folder of wheels of missing packages")
+    parser.add_argument("--out", type=Path, default=Path("gpu-report"), metavar="DIR", help="folder for the figures")
     parser.add_argument("--model", type=Path, metavar="FILE.onnx", help="a file of 'cbmir export', not random weights")
-    parser.add_argument("--minutes", type=float, default=7, help="all steps together end by then")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    parser.add_argument("--minutes", type=float, default=7, help="time limit of all steps together")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, and exit")
     chosen = parser.parse_args()
     if chosen.wheels and not chosen.wheels.is_dir():
         parser.error(f"--wheels {chosen.wheels}: expected a folder of wheels, found none")
@@ -85,12 +85,12 @@ def main() -> int:
 
 
 def find_card() -> tuple[bool, str]:
-    """Whether there is an NVIDIA GPU, and a description of it."""
+    """Return whether there is an NVIDIA GPU, and a description of it."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
-        return False, "No NVIDIA card is here: checking what a CPU can, and timing nothing."
+        return False, "No NVIDIA GPU found: running only the checks that a CPU can do, without timing."
     return True, answer.stdout.splitlines()[0].strip()
 
 
@@ -103,7 +103,7 @@ def is_installed(module: str) -> bool:
 
 def install(missing: list[str], wheels: Path | None, deadline: float) -> bool:
     if wheels is None:
-        say(f"Missing: {' '.join(missing)}. Install them, or give a folder of wheels by --wheels DIR.")
+        say(f"Missing: {' '.join(missing)}. Install them, or give a folder of wheels with --wheels DIR.")
         return False
     command = [sys.executable, "-m", "pip", "install", "--no-index", "--find-links", str(wheels), *missing]
     say(shlex.join(command))
@@ -128,7 +128,7 @@ def run(name: str, chosen: argparse.Namespace, deadline: float) -> bool:
         done = subprocess.run([*command, *([str(chosen.model)] if chosen.model else [])], timeout=seconds, check=False)
         ended = "done" if done.returncode == 0 else f"failed with exit code {done.returncode}"
     except subprocess.TimeoutExpired:
-        ended = "out of time; what it had measured stays"
+        ended = "out of time; its measurements are kept"
     say(f"{name}: {ended}, {time.monotonic() - start:.0f} s")
     return ended == "done"
 
@@ -139,7 +139,7 @@ def read(path: Path) -> Iterator[Row]:
 
 
 def table(card: str, rows: list[Row], failed: list[str]) -> str:
-    """All results in Markdown."""
+    """Format all results as Markdown."""
     lines = [f"# {card}", ""]
     lines += [f"{row['name']}: {row['value']}" for row in rows if row["step"] == "machine"]
     checks = [row for row in rows if "engine" in row]
@@ -151,7 +151,7 @@ def table(card: str, rows: list[Row], failed: list[str]) -> str:
         lines.append(f"| {row['engine']} | {row['file']} | {found} | {'yes' if row['within'] else 'NO'} |")
     timed = [row for row in rows if "ms" in row or ("batch" in row and "problem" in row)]
     if timed:
-        lines += ["", f"| ms a batch of | {' | '.join(map(str, BATCHES))} |", "|---|" + "---|" * len(BATCHES)]
+        lines += ["", f"| ms per batch of | {' | '.join(map(str, BATCHES))} |", "|---|" + "---|" * len(BATCHES)]
     for name in dict.fromkeys(row["name"] for row in timed):
         cells = {row["batch"]: f"{row['ms']:.2f}" if "ms" in row else "failed" for row in timed if row["name"] == name}
         lines.append(f"| {name} | {' | '.join(cells.get(batch, '') for batch in BATCHES)} |")

@@ -120,7 +120,7 @@ def engines(out: Path, model: Path | None) -> Iterator[Row]:
 
 
 def models(out: Path) -> list[Path]:
-    """The files to run, model.onnx first."""
+    """Return the files to run, model.onnx first."""
     files = [*out.glob("models/*.onnx"), *out.glob("models/*.plan")]
     return sorted(files, key=lambda file: (file.name != "model.onnx", file.name))
 
@@ -133,7 +133,7 @@ def choices(out: Path) -> Iterator[tuple[Path, str]]:
 
 
 def milliseconds(run: Callable[[], object]) -> list[float]:
-    """Milliseconds of each run, after three warm-up runs."""
+    """Return the milliseconds of each run, after three warm-up runs."""
     run(), run()
     return [1e3 * seconds for seconds in time_runs(run, SECONDS)]
 

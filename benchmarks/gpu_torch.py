@@ -115,7 +115,7 @@ def training(out: Path, model: Path | None) -> Iterator[Row]:
 
 
 def peak() -> float:
-    """Operations per second of a bf16 product of two 8192 x 8192 matrices, best of three series."""
+    """Return the operations per second of a bf16 product of two 8192 x 8192 matrices, best of three series."""
     import torch
 
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -123,7 +123,7 @@ def peak() -> float:
 
 
 def between_events(work: Callable[[], object], times: int) -> float:
-    """Mean seconds per run on the GPU over `times` runs, after three warm-up runs."""
+    """Return the mean seconds per run on the GPU over `times` runs, after three warm-up runs."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -138,7 +138,7 @@ def between_events(work: Callable[[], object], times: int) -> float:
 
 
 def timed(name: str, batch: int, measure: Callable[[], list[float]]) -> Row:
-    """A row with the median. If the configuration fails (for example out of memory), the row has the error."""
+    """Return a row with the median. If the configuration fails (for example out of memory), the row has the error."""
     row: Row = {"name": name, "batch": batch}
     try:
         times = measure()
@@ -149,7 +149,7 @@ def timed(name: str, batch: int, measure: Callable[[], list[float]]) -> Row:
 
 
 def random_model(large: bool) -> tuple[Any, Any]:
-    """A model with random weights, and its card."""
+    """Return a model with random weights, and its card."""
     import torch
 
     from cbmir.preprocessing import PreprocessSpec

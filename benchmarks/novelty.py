@@ -100,7 +100,7 @@ def _embedded(engine: Engine, crops: list[Pixels]) -> NDArray[np.float32]:
 
 
 def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tuple[Novelty, float]:
-    """The novelty of a query, and its mean cosine distance to the nearest images of other patients."""
+    """Return the novelty of a query, and its mean cosine distance to the nearest images of other patients."""
     others = gallery.search(query, NEAREST, filter=Filter(exclude_patients=frozenset({patient}))).vectors
     novelty = score_novelty(query, others, gallery.reference_distances)
     if novelty is None:
@@ -109,13 +109,13 @@ def _measured(gallery: Gallery, query: NDArray[np.float32], patient: str) -> tup
 
 
 def _auc(usual: Values, strange: Values) -> float:
-    """The probability that a strange image is farther away than a usual one."""
+    """Return the probability that a strange image is farther away than a usual one."""
     above = (strange[:, None] > usual).mean() + 0.5 * (strange[:, None] == usual).mean()
     return float(above)
 
 
 def _dicom(folder: Path) -> Iterator[tuple[str, Pixels]]:
-    """Kind and pixels of the files that can be decoded, with bright bone. Some files show the same picture."""
+    """Yield kind and pixels of the files that can be decoded, with bright bone. Some files show the same picture."""
     for path in sorted(folder.glob("*.dcm")):
         kind = {"nonchest": path.stem.split("_")[1], "lut": "testpattern"}.get(path.stem.split("_")[0], "other chests")
         try:

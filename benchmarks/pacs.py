@@ -66,7 +66,7 @@ class Archive:
 
 
 def radiograph(study: int, size: int) -> Dataset:
-    """A CR object of `size` x `size` pixels in its own study."""
+    """Make a CR object of `size` x `size` pixels in its own study."""
     shade = np.hypot(*np.meshgrid(*[np.linspace(-1, 1, size)] * 2)) * 0.6
     grey = np.clip(shade + 0.2 * np.random.default_rng(study).random((size, size)), 0, 1)
     file = BytesIO()
@@ -81,21 +81,21 @@ def send(port: int, studies: range, size: int) -> dict[str, tuple[float, float]]
     ae.add_requested_context(ComputedRadiographyImageStorage, ExplicitVRLittleEndian)
     association = ae.associate("127.0.0.1", port, ae_title="CBMIR")
     if not association.is_established:
-        raise click.ClickException("the node did not take an association")
+        raise click.ClickException("the node did not accept the association")
     times = {}
     for study in studies:
         image = radiograph(study, size)
         began = time.monotonic()
         status = association.send_c_store(image).get("Status")
         if status != 0x0000:
-            raise click.ClickException(f"an image was answered with {status}")
+            raise click.ClickException(f"the node answered an image with status {status}")
         times[str(image.StudyInstanceUID)] = (began, time.monotonic())
     association.release()
     return times
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """Percentiles in milliseconds."""
+    """Return percentiles in milliseconds."""
     values = 1000 * np.array(seconds)
     names = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
     return {name: round(float(np.percentile(values, q)), 1) for name, q in names.items()}
@@ -150,9 +150,9 @@ def bench(command: list[str], studies: int, associations: int, size: int) -> dic
 @click.option("--gallery", type=click.Path(exists=True), help="A gallery's folder.  [default: none]")
 @click.option("--studies", default=1000, show_default=True)
 @click.option("--associations", default=4, show_default=True)
-@click.option("--size", default=1024, show_default=True, help="Pixels a side.")
+@click.option("--size", default=1024, show_default=True, help="Pixels per side.")
 @click.option("--workers", default=2, show_default=True, help="As the node's option.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write what was measured as JSON.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the figures as JSON.")
 def main(
     model: Path, gallery: str | None, studies: int, associations: int, size: int, workers: int, output: Path | None
 ) -> None:

@@ -82,8 +82,8 @@ def main(export: Path, output: Path, seconds: float, threads: int | None, docs: 
     _check_finished(modes, output / "modes.json")
     draw(report, output)
     about = (
-        f"{card.encoder}, {size}x{size} pixels, {flops / 1e9:.2f} GFLOP an image. {seconds:g} s for each contender and "
-        f"batch size, in rounds."
+        f"{card.encoder}, {size}x{size} pixels, {flops / 1e9:.2f} GFLOP per image. {seconds:g} s for each contender "
+        f"and batch size, in rounds."
     )
     sections = {
         "machine": f"{about}\n```\n{in_words(report.machine)}\n```",
@@ -106,7 +106,7 @@ def _check_finished(report: BenchReport, path: Path) -> None:
 
 
 def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
-    """The output of `file_to_answer.py`, for time and memory."""
+    """Run `file_to_answer.py` for time and memory, and return its output."""
     texts = []
     for name, options in (("file_to_answer", []), ("memory", ["--memory"])):
         options += ["-o", str(output / f"{name}.json"), *([] if threads is None else ["--threads", str(threads)])]
@@ -116,7 +116,7 @@ def _file_to_answer(export: Path, output: Path, threads: int | None) -> str:
 
 
 def speed_table(report: BenchReport) -> str:
-    """Markdown table by batch size, fastest first."""
+    """Return a Markdown table by batch size, fastest first."""
     rows = [
         (
             str(one.batch), f"`{one.contender}`", f"{one.milliseconds:.1f}",
@@ -124,20 +124,20 @@ def speed_table(report: BenchReport) -> str:
         )
         for one in report.speeds
     ]  # fmt: skip
-    header = ("batch", "contender", "ms a batch", "p99", "images/s", f"times as fast as `{report.baseline}` [10-90%]")
+    header = ("batch", "contender", "ms per batch", "p99", "images/s", f"times as fast as `{report.baseline}` [10-90%]")
     return table(header, rows)
 
 
 def _accepted(export: Path) -> set[str]:
-    """The files that were accepted although they miss their limits."""
+    """Return the files that were accepted although they miss their limits."""
     from cbmir.export.export import REPORT, read_report
 
     return {name for name, facts in read_report(export / REPORT).items() if "accepted" in facts}
 
 
 def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
-    """Markdown table of the aims for which this run has both contenders. Files `beyond` their limits never count as the
-    fastest."""
+    """Return a Markdown table of the aims for which this run has both contenders. Files `beyond` their limits never
+    count as the fastest."""
     rows = []
     for aim in AIMS:
         at_batch = {one.contender: one for one in report.speeds if one.batch == aim.batch}  # fastest first
@@ -153,7 +153,7 @@ def aims_table(report: BenchReport, beyond: Collection[str] = ()) -> str:
 
 
 def entrants_table(report: BenchReport) -> str:
-    """Markdown table of the contenders: engine, time from opening to the first answer, and peak memory."""
+    """Return a Markdown table of the contenders: engine, time from opening to the first answer, and peak memory."""
     rows = [
         (
             f"`{one.name}`", f"{one.health.engine} {one.health.version}", one.health.precision,
@@ -193,7 +193,7 @@ def draw(report: BenchReport, folder: Path) -> None:
             axis.set_xlim(left=0)
             axis.grid(axis="x")
         rows = [(one.batch, one.contender, one.ratio.median, one.ratio.low, one.ratio.high) for one in report.speeds]
-        caption = "Median over rounds, 10th to 90th percentile; filled: cbmir's files, hollow: by hand."
+        caption = "Median over rounds, 10th to 90th percentile; filled: cbmir's files, hollow: handwritten code."
         picture = ReportFigure("speed", f"Times as fast as {report.baseline}", caption)
         save(figure, picture, folder, ("batch", "contender", "ratio", "low", "high"), rows)
 

@@ -9,7 +9,7 @@
 
 A query is the box around a finding whose place is known, on the phantoms' test images or the manifest's images with
 boxes. The gallery is the phantoms' training split, or all images of the manifest, without those of the query's patient.
-An image is relevant if it has the query's finding. Writes region.json, and fills the tables in the page.
+An image with the query's finding is relevant, even with others. Writes region.json, and fills the tables in the page.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MEASURES = ("nDCG", "precision")
 
 
 def box_around(seen: NDArray[np.bool_], spec: PreprocessSpec) -> Region:
-    """The box around a place, in fractions of the image. `seen` is bool [S, S] in pixels of the model's input."""
+    """Return the box around a place, in fractions of the image. `seen` is bool [S, S], pixels of the model's input."""
     first, last = seen_part(spec)
     ends = []
     for side in (seen.any(axis=0), seen.any(axis=1)):
@@ -52,27 +52,27 @@ def box_around(seen: NDArray[np.bool_], spec: PreprocessSpec) -> Region:
 
 
 def queries(manifest: Manifest, spec: PreprocessSpec, drawn: bool) -> Iterator[tuple[Any, str, Region]]:
-    """The queries: row, label and box."""
+    """Yield the queries: row, label and box."""
     for place in phantom_places(manifest, spec, "test") if drawn else box_places(manifest, spec):
         if place.region.any():
             yield place.row, place.label, box_around(place.region, spec)
 
 
 def gains(analysis: Analysis, label: str) -> tuple[float, float]:
-    """nDCG and precision of the first K neighbours for one finding, if at least K images are relevant."""
+    """Return nDCG and precision of the first K neighbours for one finding, if at least K images are relevant."""
     relevant = np.array([label in one.labels for one in analysis.neighbours[:K]], float)
     weights = 1 / np.log2(np.arange(2, K + 2))
     return float(relevant @ weights / weights.sum()), float(relevant.mean())
 
 
 def hit(place: Region, region: Region) -> bool:
-    """Whether the centre of the place is in the region."""
+    """Return whether the centre of the place is in the region."""
     x, y = (place[0] + place[2]) / 2, (place[1] + place[3]) / 2
     return region[0] <= x <= region[2] and region[1] <= y <= region[3]
 
 
 def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[str, Any]:
-    """The figures for one data set."""
+    """Return the figures for one data set."""
     with open_engine(model, engine="onnxruntime") as engine:
         for name, cells in (("plain", False), ("cells", True)):
             build_gallery(engine, manifest, folder / name, splits=("train",) if drawn else ("all",), cells=cells)
@@ -120,7 +120,7 @@ def measure(model: str, manifest: Manifest, folder: Path, drawn: bool) -> dict[s
 
 
 def _chance(place: Region, truth: Region, spec: PreprocessSpec) -> float:
-    """The probability that a window of the place's size, anywhere in the model's input, has its centre in the box."""
+    """Return the chance that a window of the place's size, anywhere in the model's input, has its centre in the box."""
     first, last = seen_part(spec)
     share = 1.0
     for low, high in ((0, 2), (1, 3)):
@@ -147,7 +147,7 @@ def _summary(found: dict[str, list[tuple[float, float]]], patients: Sequence[str
 
 
 def _by_finding(found: dict[str, list[tuple[float, float]]], labels: Sequence[str]) -> dict[str, Any]:
-    """Number of queries and mean nDCG per kind of finding."""
+    """Return the number of queries and mean nDCG per kind of finding."""
     kinds, values = np.array(labels), {name: np.array(of)[:, 0] for name, of in found.items()}
     return {
         kind: {"queries": int((kinds == kind).sum())} | {name: of[kinds == kind].mean() for name, of in values.items()}
@@ -159,7 +159,7 @@ def _by_finding(found: dict[str, list[tuple[float, float]]], labels: Sequence[st
 
 
 def methods_table(figures: dict[str, Any]) -> str:
-    """Markdown table with one row per way to search."""
+    """Return a Markdown table with one row per way to search."""
     rows = []
     for name, one in figures["methods"].items():
         cells = []
@@ -172,7 +172,7 @@ def methods_table(figures: dict[str, Any]) -> str:
 
 
 def findings_table(figures: dict[str, Any]) -> str:
-    """Markdown table of nDCG by finding."""
+    """Return a Markdown table of nDCG by finding."""
     rows = [
         (kind.replace("_", " "), str(one["queries"]), *(f"{one[name]:.3f}" for name in (WHOLE, REGION, CELLS)))
         for kind, one in figures["by_finding"].items()

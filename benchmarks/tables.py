@@ -44,7 +44,7 @@ def main(rows: int) -> None:
 
 
 def write_tables(folder: Path, rows: int) -> None:
-    """Both tables, and an empty file for each row."""
+    """Write both tables, and an empty file for each row."""
     chance = random.Random(0)
     more = [f"more {number}" for number in range(14)]
     places = [folder / f"{name}.csv" for name in ("plain", "wide")]
@@ -73,8 +73,8 @@ def measure(table: str, step: str, words: list[str]) -> None:
         stdout=subprocess.PIPE, text=True, check=True, env=os.environ,
     )  # fmt: skip
     seconds, most = done.stdout.splitlines()[-1].split()
-    click.echo(f"{table}, {step}: {time.perf_counter() - start:.1f} s, {float(seconds):.1f} s of processor, "
-               f"{int(most) / 1024:.0f} MiB at most")  # fmt: skip
+    click.echo(f"{table}, {step}: {time.perf_counter() - start:.1f} s, {float(seconds):.1f} s of CPU time, "
+               f"{int(most) / 1024:.0f} MiB at the peak")  # fmt: skip
 
 
 if __name__ == "__main__":

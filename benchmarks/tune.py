@@ -87,7 +87,7 @@ def main(
 
 
 def read(results: Path) -> Found:
-    """The rows that earlier calls have written."""
+    """Read the rows that earlier calls have written."""
     if not results.exists():
         return {}
     with results.open(newline="", encoding="utf-8") as stream:

@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def place_of(module: str) -> str:
-    """The room of a module. Raises KeyError if its package has none."""
+    """Return the room of a module. Raises KeyError if its package has none."""
     if module in WAY_IN or module.startswith("cbmir.cli."):
         return "cbmir.cli"
     if module in _LOWER:
@@ -107,7 +107,7 @@ def place_of(module: str) -> str:
 
 
 def upward(graph: grimp.ImportGraph) -> list[str]:
-    """Imports from a higher floor, as "importer -> imported"."""
+    """Return the imports from a higher floor, as "importer -> imported"."""
     floor_of = {name: at for at, floor in enumerate(FLOORS) for name, room in ROOMS.items() if room in floor}
     return sorted(
         f"{module} -> {imported}"
@@ -118,7 +118,7 @@ def upward(graph: grimp.ImportGraph) -> list[str]:
 
 
 def files() -> dict[Path, int]:
-    """The package's Python files, relative to the repository, and their numbers of lines."""
+    """Return the package's Python files, relative to the repository, and their numbers of lines."""
     found = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     return {path.relative_to(ROOT): path.read_text("utf-8").count("\n") for path in found}
 
@@ -130,7 +130,7 @@ def module_of(file: Path) -> str:
 
 
 def tree() -> str:
-    """The folders of the package and their files, as shown in docs/architecture.md."""
+    """Return the folders of the package and their files, as shown in docs/architecture.md."""
     rooms: dict[Path, list[str]] = {}
     for file in files():
         rooms.setdefault(file.parent, [])
@@ -146,7 +146,7 @@ def tree() -> str:
 
 
 def measures(graph: grimp.ImportGraph | None = None) -> dict[str, tuple[list[str] | int, int]]:
-    """The limits of CONTRIBUTING.md: name -> (list or count, limit)."""
+    """Return the limits of CONTRIBUTING.md: name -> (list or count, limit)."""
     graph = graph or grimp.build_graph("cbmir", cache_dir=None)
     counted = files()
     folders = {file.parent for file in counted}

@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def _notebook(text: str) -> str:
-    """A notebook's cells as Markdown, each followed by its output."""
+    """Convert a notebook's cells to Markdown, each followed by its output."""
     parts: list[str] = []
     for cell in json.loads(text)["cells"]:
         source = "".join(cell["source"])
@@ -65,12 +65,12 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _page_at_the_top(named: re.Match[str]) -> str:
-    """A page such as CHANGELOG.md, with links made relative to docs/."""
+    """Read a page such as CHANGELOG.md, with links made relative to docs/."""
     return (Path(__file__).parents[1] / named[1]).read_text("utf-8").replace("](docs/", "](")
 
 
 def _begins_or_ends(before: str, line: str) -> bool:
-    """Whether a table begins or ends, or a list begins, between two lines."""
+    """Return whether a table begins or ends, or a list begins, between two lines."""
     if before.startswith("|") != line.startswith("|"):
         return True
     in_list = before.startswith(" ") or _LIST.match(before) is not None

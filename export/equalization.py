@@ -31,7 +31,7 @@ class _Consumer(NamedTuple):
 
 
 def equalised(model: bytes, images: NDArray[np.uint8]) -> bytes:
-    """A float32 file of cbmir after `equalise`: BatchNorms are depthwise convolutions, card and head are kept."""
+    """Equalise a float32 file of cbmir: BatchNorms become depthwise convolutions, card and head are kept."""
     graph = quantisable(model)
     equalise(graph, images)
     graph.metadata_props.clear()
@@ -66,7 +66,7 @@ def _is_depthwise_point(node: ir.Node | None) -> bool:
 
 
 def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iterator[_Consumer]:
-    """The consumers of a tensor's channels, looking through Concat, pooling and ReLU, which keep channels separate."""
+    """Yield the consumers of a tensor's channels, behind any Concat, pooling and ReLU, which keep channels separate."""
     if value.is_graph_output():
         yield _Consumer(None, first, rectified)
     for node in value.consumers():
@@ -80,7 +80,7 @@ def _consumers(value: ir.Value, first: int = 0, rectified: bool = False) -> Iter
 
 
 def _channels(value: ir.Value | None) -> int:
-    """C of a feature map [N, C, h, w]."""
+    """Return C of a feature map [N, C, h, w]."""
     assert value is not None and value.shape is not None
     return int(value.shape[1])  # type: ignore[arg-type]
 

@@ -189,7 +189,7 @@ def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | N
 def _others(
     options: ExportOptions, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
 ) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
-    """For each file except the first: its ending, its writer, and for int8 the ranking of layers. Slowest last."""
+    """Yield, for each file except the first: ending, writer, and for int8 the ranking of layers. Slowest last."""
     percentile = options.percentile
 
     def plan(target: str) -> Write:
@@ -323,7 +323,7 @@ class _Export:
         log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
 
     def _older(self, name: str) -> str:
-        """A sentence about the older file of that name, which is kept; "" without one."""
+        """Return a sentence about the older file of that name, which is kept; "" without one."""
         if not self.target.with_name(name).exists():
             return ""
         weights = read_report(self.target.with_name(REPORT)).get(name, {}).get("weights")
@@ -333,7 +333,7 @@ class _Export:
 
 
 def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """No layers, then longer and longer beginnings of the ranking."""
+    """Yield no layers, then longer and longer prefixes of the ranking."""
     yield ()
     ranked = tuple(rank())
     for before, count in pairwise(KEPT):
@@ -342,7 +342,7 @@ def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...
 
 
 def output_file(output: str | Path) -> Path:
-    """The path of the float32 file: `output`, or `model.onnx` in it if it is a folder or has no suffix.
+    """Return the path of the float32 file: `output`, or `model.onnx` in it if it is a folder or has no suffix.
 
     Creates the folder. Raises UserError if that fails, or if the suffix is not .onnx.
     """
@@ -361,7 +361,7 @@ def output_file(output: str | Path) -> Path:
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """The figures of earlier exported files by file name. Raises ModelError for a damaged report."""
+    """Read the figures of earlier exported files, by file name. Raises ModelError for a damaged report."""
     if not path.exists():
         return {}
     try:

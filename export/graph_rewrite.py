@@ -33,7 +33,7 @@ def graph_bytes(model: ir.Model) -> bytes:
 
 
 def encoder_nodes(model: ir.Model) -> list[ir.Node]:
-    """The nodes that compute the feature map, in graph order. All other nodes are the head."""
+    """Return the nodes that compute the feature map, in graph order. All other nodes are the head."""
     found: set[ir.Node] = set()
     waiting: list[ir.Value | None] = [value for value in model.graph.outputs if value.name == "feature_map"]
     while waiting:
@@ -73,14 +73,14 @@ def insert_before(node: ir.Node, kind: str, inputs: Sequence[ir.Value | None], *
 
 
 def affine(norm: ir.Node) -> tuple[Floats, Floats]:
-    """The slope and shift [C] of a batch norm: y = slope * x + shift per channel."""
+    """Return the slope and shift [C] of a batch norm: y = slope * x + shift per channel."""
     gamma, beta, mean, variance = map(array, norm.inputs[1:])
     slope = gamma / np.sqrt(variance + norm.attributes.get_float("epsilon", 1e-5))
     return slope, beta - mean * slope
 
 
 def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
-    """Each batch norm with constant parameters whose only reader is a ReLU, with that ReLU."""
+    """Yield each batch norm with constant parameters whose only reader is a ReLU, with that ReLU."""
     for node in list(graph):
         if node.op_type == "BatchNormalization" and all(value and value.const_value for value in node.inputs[1:]):
             readers = node.outputs[0].consumers()
@@ -89,7 +89,7 @@ def norms(graph: ir.Graph) -> Iterator[tuple[ir.Node, ir.Node]]:
 
 
 def pointwise_reader(value: ir.Value) -> ir.Node | None:
-    """The reader of a map, if it is the only one and a 1x1 convolution over all channels without padding."""
+    """Return the reader of a map, if it is the only one and a 1x1 convolution over all channels without padding."""
     readers = value.consumers()
     if len(readers) != 1 or (node := readers[0]).op_type != "Conv" or not (weight := node.inputs[1]):
         return None
@@ -99,7 +99,7 @@ def pointwise_reader(value: ir.Value) -> ir.Node | None:
 
 
 def column(values: Floats) -> Floats:
-    """[C] -> [1, C, 1, 1], which broadcasts over maps [N, C, h, w] and over kernels [D, C, 1, 1]."""
+    """Reshape [C] -> [1, C, 1, 1], which broadcasts over maps [N, C, h, w] and over kernels [D, C, 1, 1]."""
     return values.reshape(1, -1, 1, 1)
 
 
@@ -134,7 +134,7 @@ def bound_channels(model: ir.Model) -> None:
 
 
 def quantisable(model: bytes) -> ir.Model:
-    """The graph of a float32 file of cbmir, rewritten with operators that have int8 kernels, without card and head.
+    """Rewrite the graph of a float32 file of cbmir with operators that have int8 kernels, without card and head.
 
     A BatchNorm after a convolution is folded into it. Any other BatchNorm (after a Concat, for example) becomes a
     depthwise 1x1 convolution: there is no int8 BatchNorm, and converting to float and back costs more than int8 gains.

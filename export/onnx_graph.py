@@ -30,8 +30,8 @@ OPSET = 18
 
 
 def to_onnx(model: RetrievalModel, card: ModelCard, precision: Precision = "float32") -> bytes:
-    """The bytes of an ONNX file with the inputs and outputs that `cbmir.runtime.engines.ort` expects, and with the card
-    and the head in its metadata.
+    """Return the bytes of an ONNX file with the inputs and outputs that `cbmir.runtime.engines.ort` expects, with card
+    and head in its metadata.
 
     Args:
         precision: `float16` converts the encoder's weights and arithmetic to half precision; scaling, pooling, norm,
@@ -79,7 +79,7 @@ def _translate(model: RetrievalModel, card: ModelCard, precision: Precision) -> 
 
 @torch.no_grad()
 def fold_batch_norm(encoder: nn.Module, size: int) -> nn.Module:
-    """The encoder with each BatchNorm that follows a convolution folded into it, in float32.
+    """Return the encoder with each BatchNorm that follows a convolution folded into it, in float32.
 
     Fold before rounding to float16: the exporter would fold rounded values, and a small variance multiplies the
     rounding error. On a trained ResNet18 the loss of cosine would be 60 times as large (1.5e-4 instead of 2.3e-6). Many

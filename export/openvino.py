@@ -61,7 +61,7 @@ def write_openvino(
 def sensitive_layers(
     model: bytes, calibration: NDArray[np.uint8], *, images: int = 32, percentile: float | None = None
 ) -> list[str]:
-    """The convolutions of a float32 ONNX file for `write_openvino(keep=…)`, the most sensitive to int8 first.
+    """Return the convolutions of a float32 ONNX file for `write_openvino(keep=…)`, most sensitive to int8 first.
 
     They are ranked by the signal-to-noise ratio of a layer's output when only that layer is int8, over at most `images`
     images. Each layer runs in float and in int8, both on the output of the float layers before it, so one pass over the
@@ -123,7 +123,7 @@ def _read(model: bytes) -> Any:
 
 
 def _encoder(graph: Any) -> dict[str, Any]:
-    """The nodes that compute the feature map, by name. All other nodes are the head, which stays float32."""
+    """Return the nodes that compute the feature map, by name. All other nodes are the head, which stays float32."""
     wanted, found = [graph.output("feature_map").get_node()], set()
     while wanted:
         node = wanted.pop()

@@ -41,7 +41,7 @@ class ParityLimits:
     auc: float | None = None
 
     def changed(self, *settings: str) -> ParityLimits:
-        """A copy with the limits in `settings` (`NAME=NUMBER`) changed. Raises UserError for any other text."""
+        """Return a copy with the limits in `settings` (`NAME=NUMBER`) changed. Raises UserError for any other text."""
         changes, names = {}, [field.name for field in fields(self)]
         for setting in settings:
             name, _, number = setting.partition("=")
@@ -54,7 +54,7 @@ class ParityLimits:
         return replace(self, **changes)
 
     def for_images(self, card: ModelCard, cases: Cases) -> ParityLimits:
-        """The limits that apply: no limits on scores and AUC without findings, none on nDCG without known labels."""
+        """Return the limits that apply: none on scores and AUC without findings, none on nDCG without known labels."""
         if card.has_findings:
             return self
         unlabelled = bool(np.isnan(cases.labels).all())
@@ -155,30 +155,30 @@ class Parity:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types; None for NaN."""
+        """Return JSON types; None for NaN."""
         return {name: _json(value) for name, value in asdict(self).items()}
 
     def table(self) -> str:
-        """The figures as text, one per line, followed by the limits that are missed."""
+        """Format the figures as text, one per line, followed by the limits that are missed."""
         k = NEIGHBOURS
         rows = {
             "images": f"{self.images}, of which {self.queries} are queries",
             "cosine of the embeddings": f"{self.cosine_min:.7f} at least, {self.cosine_mean:.7f} on average",
             "difference of scores": f"{self.score_difference:.2g} at most",
-            "findings decided alike": f"{self.decisions:.2%}",
+            "findings with the same decision": f"{self.decisions:.2%}",
             f"unchanged top-{k} neighbours": f"{self.overlap.share()}; across: {self.cross_overlap.value:.4f}",
             f"difference of nDCG@{k}": str(self.ndcg),
             f"difference of nDCG@{k}, all queries": str(self.ndcg_all),
             "difference of AUC": str(self.auc),
         }  # fmt: skip
         if math.isnan(self.score_difference):  # no findings
-            for name in ("difference of scores", "findings decided alike", "difference of AUC"):
+            for name in ("difference of scores", "findings with the same decision", "difference of AUC"):
                 del rows[name]
         lines = [f"{name + ':':<38} {text}" for name, text in rows.items()]
         return "\n".join([*lines, *(f"Beyond its limit: {text}." for text in self.failures)])
 
     def __str__(self) -> str:
-        scores = f"score difference max {self.score_difference:.1e}, {self.decisions:.2%} of findings decided alike; "
+        scores = f"score difference max {self.score_difference:.1e}, {self.decisions:.2%} of decisions the same; "
         return (
             f"on {self.images} images, {self.queries} of them queries: cosine min {self.cosine_min:.7f}, mean "
             f"{self.cosine_mean:.7f}; {'' if math.isnan(self.score_difference) else scores}"
@@ -236,7 +236,7 @@ def _unit(embedding: NDArray[np.float32]) -> Floats:
 
 
 def _nearest(queries: Floats, gallery: Floats, cases: Cases) -> list[set[int]]:
-    """Positions of the ten nearest images of each query, excluding those of its patient."""
+    """Return the positions of the ten nearest images of each query, excluding those of its patient."""
     own, others = metrics.patient_codes(cases.patients[: cases.queries], cases.patients)
     found = []
     for patient, cosines in zip(own, queries @ gallery.T, strict=True):
@@ -251,7 +251,7 @@ def _shared(one: list[set[int]], other: list[set[int]]) -> Floats:
 
 
 def _ndcg(embedding: Floats, cases: Cases, positive: NDArray[np.float32]) -> Floats:
-    """nDCG@10 of each query [Q]; NaN if it is undefined or the embeddings are not finite."""
+    """Return nDCG@10 of each query [Q]; NaN if it is undefined or the embeddings are not finite."""
     queries = cases.queries
     if not np.isfinite(embedding).all():
         return np.full(queries, math.nan)
@@ -276,7 +276,7 @@ def _estimate(values: Floats, weights: Floats) -> Estimate:
 
 
 def _size(difference: Estimate) -> tuple[float, str]:
-    """The absolute value, and text: the value with its interval, or why it is undefined."""
+    """Return the absolute value, and text: the value with its interval, or why it is undefined."""
     lacking = "none: not defined on these images; give labelled ones (cbmir export: with --images)"
     return abs(difference.value), lacking if math.isnan(difference.value) else str(difference)
 

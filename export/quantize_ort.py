@@ -72,7 +72,7 @@ def to_int8(
 def sensitive_layers(
     model: bytes, calibration: NDArray[np.uint8], *, images: int = 8, percentile: float | None = None
 ) -> list[str]:
-    """The convolutions for `to_int8(keep=…)`, most sensitive to int8 first.
+    """Return the convolutions for `to_int8(keep=…)`, most sensitive to int8 first.
 
     A layer ranks by the worst tensor that it reads or writes: a tensor's harm is the mean change of the embedding, over
     `images` images, when only that tensor is rounded to int8. So both ends of the worst tensor come first. If both are
@@ -94,13 +94,13 @@ def sensitive_layers(
 
 
 def _writer(value: ir.Value | None) -> ir.Node | None:
-    """The node that writes a tensor, looking through activations."""
+    """Return the node that writes a tensor, looking through activations."""
     node = value.producer() if value else None
     return _writer(node.inputs[0]) if node and node.op_type in _ACTIVATIONS else node
 
 
 def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
-    """The file's card and head. Raises CardError if they are missing, UserError for images of the wrong size."""
+    """Return the file's card and head. Raises CardError if they are missing, UserError for images of the wrong size."""
     metadata = read_graph(model).metadata_props
     if CARD_KEY not in metadata or HEAD_KEY not in metadata:
         raise CardError(f"expected a float32 ONNX file of cbmir with {CARD_KEY} and {HEAD_KEY}, found "
@@ -116,7 +116,7 @@ def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
 def _calibrated(
     model: bytes, calibration: NDArray[np.uint8], percentile: float | None
 ) -> tuple[ir.Model, dict[str, Grid], list[str]]:
-    """The float graph to quantise, the grid of each tensor, and the _ACTIVATIONS that the grids cannot replace."""
+    """Return the float graph to quantise, the grid of each tensor, and the _ACTIVATIONS that grids cannot replace."""
     graph = quantisable(model)
     equalise(graph, calibration)
     nodes = [node for node in encoder_nodes(graph) if node.op_type in _QUANTISED]
@@ -134,13 +134,13 @@ def _calibrated(
 
 
 def _tensors(nodes: Iterable[ir.Node]) -> dict[str, ir.Value]:
-    """The tensors that the nodes read and write, by name, without the graph's inputs and constants."""
+    """Return the tensors that the nodes read and write, by name, without the graph's inputs and constants."""
     values = (value for node in nodes for value in (*node.inputs, *node.outputs))
     return {value.name: value for value in values if value is not None and value.name and value.producer()}
 
 
 def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) -> dict[str, tuple[float, float]]:
-    """The ranges, where tensors joined by a node of _SAME_SCALE share one range."""
+    """Return the ranges, with one for all tensors that a node of _SAME_SCALE joins."""
     group = {name: {name} for name in ranges}
     for node in nodes:
         if node.op_type in _SAME_SCALE:
@@ -153,7 +153,7 @@ def _shared(nodes: Iterable[ir.Node], ranges: dict[str, tuple[float, float]]) ->
 
 
 def _grid(low: float, high: float) -> Grid:
-    """The grid of a range. It always contains zero, which padding uses."""
+    """Return the grid of a range. It always contains zero, which padding uses."""
     low, high = min(low, 0.0), max(high, 0.0)
     scale = (high - low) / 255 or 1.0
     return np.float32(scale), np.uint8(round(-low / scale))
@@ -162,7 +162,7 @@ def _grid(low: float, high: float) -> Grid:
 def _quantise(
     model: ir.Model, grids: dict[str, Grid], image: NDArray[np.uint8], keep: Sequence[str], apart: Sequence[str]
 ) -> ir.Model:
-    """The QDQ graph, with the layers `keep` and the activations `apart` as float operators."""
+    """Return the QDQ graph, with the layers `keep` and the activations `apart` as float operators."""
     quantization = require("onnxruntime.quantization", "export")
 
     encoder = set(encoder_nodes(model))

@@ -27,7 +27,7 @@ PRECISIONS = ("float32", "float16")
 
 
 def resolve_target(target: str) -> str:
-    """The name of a target (sm86 …), which may be `current`. Raises like `write_plan` if it cannot be built here."""
+    """Return the name (sm86 …) of a target, also for `current`. Raises as `write_plan` if it cannot be built here."""
     return _builder_for(target)[2]
 
 
@@ -39,7 +39,7 @@ def write_plan(model: bytes, path: Path, target: str, max_batch: int = 32) -> No
 
     Args:
         target: A GPU's compute capability (sm75, sm86 …), or `current` for this machine's GPU. TensorRT for RTX builds
-            for any GPU that it knows; TensorRT builds only for this machine's GPU.
+            for any GPU that it supports; TensorRT builds only for this machine's GPU.
         max_batch: The largest batch size that the plan accepts.
 
     Raises:
@@ -88,7 +88,7 @@ def _card_and_head(model: bytes) -> tuple[ModelCard, str]:
 
 
 def _builder_for(target: str) -> tuple[Any, str, str]:
-    """TensorRT's module, its flavour and the target's name. Raises EngineError, MissingDependencyError."""
+    """Return TensorRT's module, its flavour and the target's name. Raises EngineError, MissingDependencyError."""
     current = target == "current"
     trt, flavour = find_tensorrt() if current else find_tensorrt("tensorrt-rtx", "tensorrt")
     here = current_gpu().target if current or flavour == "tensorrt" else ""

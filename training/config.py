@@ -92,11 +92,11 @@ class TrainConfig:
             if not getattr(self, name) >= 0:
                 raise RunError(f"expected {name} of 0 or more, found {getattr(self, name)}")
         if self.linear_fit and (self.distill or self.loss in HASHING_LOSSES):
-            raise RunError("expected no linear fit of a student, whose embedding is its teacher's, or of binary codes")
+            raise RunError("expected no linear fit for a student (it has its teacher's embedding) or for binary codes")
         least = 2 * len(self.labels) + 2
         if self.linear_fit and self.projection < least:
-            raise RunError(f"expected a projection to {least} dimensions or more, twice as many as there are findings "
-                           f"and two; found {self.projection}")  # fmt: skip
+            raise RunError(f"expected a projection to {least} dimensions or more, two more than twice the number "
+                           f"of findings; found {self.projection}")  # fmt: skip
         for name, choices in (("schedule", Schedule), ("augment", Augment)):
             if getattr(self, name) not in get_args(choices):
                 known = " or ".join(get_args(choices))

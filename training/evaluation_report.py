@@ -86,7 +86,7 @@ def text_report(summary: dict[str, Any], title: str) -> str:
         "## By label",
         _table(["label", "AUC", f"its share of the first {k}", "queries that have it", "its share of the gallery",
                 "calibration error"], found),
-        *([f"Not in the mean AUC, since the queries do not hold both values: {lost}."] if lost else []),
+        *([f"Left out of the mean AUC, since the queries do not have both values: {lost}."] if lost else []),
         *thresholds,
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

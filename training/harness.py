@@ -67,7 +67,7 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     if first_process():
         _check_folder(folder, config, resume)
     if resume and folder.card.exists():
-        log.info("%s is finished already.", run)
+        log.info("%s is already finished.", run)
         return folder
     if (config.fold == EVERY_IMAGE) is (folds is None):
         raise RunError("expected a fold such as 1/5; 'cbmir final' trains on every image")

@@ -83,7 +83,7 @@ def ideal_dcg(gains: Floats, k: int) -> float:
 
 
 def inner_products(query: NDArray[np.floating], gallery: NDArray[np.floating]) -> Similarity:
-    """Compare [Q, D] with [G, D]. Inner products rank unit vectors by Euclidean, ±1 codes by Hamming distance."""
+    """Return inner products of [Q, D] and [G, D]: they rank unit vectors as Euclidean, ±1 codes as Hamming distance."""
 
     @lru_cache(maxsize=1)  # queries come in order, and one product per block is many times faster
     def block(number: int) -> NDArray[np.floating]:

@@ -120,7 +120,7 @@ def chance_values(rankings: Rankings, gain: Gain) -> ChanceValues:
 
 
 def _dcg(lists: NDArray[np.integer], gains: Floats, weights: Floats) -> float:
-    """Return the sum over several lists."""
+    """Return the DCG, summed over several lists."""
     return float((gains[lists[:, : len(weights)]] @ weights).sum())
 
 

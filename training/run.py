@@ -179,7 +179,7 @@ def load_model(run: Path) -> tuple[RetrievalModel, ModelCard, TrainConfig]:
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
     if card.head == "hash":
-        raise RunError(f"{run}: a hashing model ({config.loss}) is the benchmark's alone; use a loss of 'cbmir train'")
+        raise RunError(f"{run}: a hashing model ({config.loss}) is only for the benchmark; use a loss of 'cbmir train'")
     model = RetrievalModel(encoder_of(card), head_of(card))
     model.load_state_dict(folder.finished_state(config))
     model.eval()

@@ -92,7 +92,7 @@ class Validation:
         asking, asked = (metrics.add_negative_class(self.labels[rows]) for rows in (self.query, self.gallery))
         rankings = Rankings(near, asking, asked, own, others, SELECTION_K)
         corrected = [chance_values(rankings, gain).corrected()[0] for gain in CORRECTED.values()]
-        # A missing value counts as chance.
+        # A missing value counts as chance, since NaN cannot be compared.
         auc = metrics.mean_of_known(metrics.class_aucs(scores, self.labels[self.query]), 0.5)
         ndcg = metrics.mean_of_known(np.array(corrected), 0.0)
         return dict(zip(MEASURED, (auc, ndcg, (2 * auc - 1 + ndcg) / 2), strict=True))

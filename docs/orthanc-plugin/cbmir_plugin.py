@@ -24,7 +24,7 @@ TIMEOUT = 60  # seconds
 
 
 def on_change(change, level, resource):
-    """Send a study's unanswered radiographs, once none has arrived for "StableAge" seconds."""
+    """Send a study's unanswered radiographs, once nothing of it has arrived for "StableAge" seconds."""
     if change != orthanc.ChangeType.STABLE_STUDY:
         return
     for series in json.loads(orthanc.RestApiGet(f"/studies/{resource}/series")):
@@ -40,7 +40,7 @@ def answer(instance):
         report = ask(orthanc.RestApiGet(f"/instances/{instance}/file"))
     except urllib.error.HTTPError as error:
         if error.code >= 500 or error.code in (401, 403, 408, 421, 429):
-            orthanc.LogWarning(f"cbmir: {error.code}; the image is asked for again when its study changes")
+            orthanc.LogWarning(f"cbmir: {error.code}; the image is sent again when its study changes")
             return
         orthanc.LogInfo(f"cbmir: refused ({json.load(error).get('type')})")
         report = None
@@ -53,7 +53,7 @@ def answer(instance):
 
 
 def ask(data):
-    """The report on a DICOM file, in base64."""
+    """Return the report on a DICOM file, in base64."""
     headers = {"Content-Type": "application/dicom"}
     if TOKEN_FILE:
         headers["Authorization"] = f"Bearer {Path(TOKEN_FILE).read_text().strip()}"

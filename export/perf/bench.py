@@ -55,7 +55,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Entrant:
-    """A contender.
+    """A contender in the report.
 
     Attributes:
         load_seconds: Time from opening to the first answer.
@@ -84,7 +84,7 @@ class BenchReport:
     schema: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """JSON types, with the field names as keys; speeds sorted by batch size, fastest first."""
+        """Return JSON types, with the field names as keys; speeds sorted by batch size, fastest first."""
         return asdict(self)
 
 
@@ -150,7 +150,7 @@ def take_turns(
 
 
 def summarise(times: Times, baseline: str) -> tuple[Speed, ...]:
-    """Speeds sorted by batch size, fastest first; batch sizes that the baseline has not run are left out."""
+    """Return speeds sorted by batch size, fastest first; batch sizes that the baseline has not run are left out."""
     speeds = [
         _speed(batch, name, rounds, times[batch, baseline])
         for (batch, name), rounds in times.items()
@@ -170,13 +170,13 @@ def _speed(batch: int, name: str, rounds: Sequence[Sequence[float]], baseline: S
 
 
 def ratio(own: Sequence[float], baseline: Sequence[float]) -> Ratio:
-    """Speed relative to the baseline, over the rounds that both have."""
+    """Return the speed relative to the baseline, over the rounds that both have."""
     low, median, high = np.percentile([other / mine for mine, other in zip(own, baseline, strict=False)], (10, 50, 90))
     return Ratio(float(median), float(low), float(high))
 
 
 def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> dict[str, float | None]:
-    """Maximum of 1 - cosine between each contender's embeddings [M, D] and the first ones; None without embeddings."""
+    """Return the maximum of 1 - cosine of each contender's embeddings [M, D] and the first ones; None without any."""
     first = next((one for one in embeddings.values() if one is not None), None)
     return {
         name: None if own is None or first is None else float(1 - (_unit(own) * _unit(first)).sum(axis=1).min())
@@ -185,7 +185,7 @@ def cosine_distances(embeddings: Mapping[str, NDArray[np.float32] | None]) -> di
 
 
 def synthetic_images(count: int, size: int) -> NDArray[np.uint8]:
-    """Smooth random images uint8 [count, 1, size, size], always the same. Content does not affect speed."""
+    """Make smooth random images uint8 [count, 1, size, size], always the same. Content does not affect speed."""
     rng = np.random.default_rng(0)
     images = np.empty((count, 1, size, size), np.uint8)
     for image in images:

@@ -125,8 +125,8 @@ class TorchPeer(Contender):
 
 @dataclass(frozen=True)
 class MatrixPeak(Contender):
-    """One matrix product per image with as many operations as the model. Its time is a lower bound for the processor,
-    and its ratio to a model's time is the model's share of the peak."""
+    """One matrix product per image with as many operations as the model. Its time is a lower bound on this
+    processor, and its ratio to a model's time is the model's share of the peak."""
 
     has_weights = False
 
@@ -154,7 +154,7 @@ class MatrixPeak(Contender):
 def peer_contenders(
     models: Sequence[Path], card: ModelCard, libraries: Sequence[str], threads: int | None, *, peak: bool = False
 ) -> Iterator[Contender]:
-    """Handwritten contenders for these `libraries` (torch, onnxruntime, openvino); `peak` adds matrix products.
+    """Yield handwritten contenders for `libraries` (torch, onnxruntime, openvino); `peak` adds matrix products.
 
     Raises ModelError if there is no float32 .onnx file for the models, which all except torch need.
     """
@@ -174,7 +174,7 @@ def peer_contenders(
 def peer_health(
     library: str, version: str, threads: int | None, reason: str, precision: str = "float32"
 ) -> EngineHealth:
-    """The health of a handwritten contender, which runs one batch at a time on the CPU with all threads."""
+    """Return the health of a handwritten contender, which runs one batch at a time on the CPU with all threads."""
     return EngineHealth(
         engine=library, requested=library, reason=reason, device="cpu", precision=precision,
         threads=threads or available_threads(), mode="latency", version=version,
@@ -185,7 +185,7 @@ def model_contenders(
     models: Sequence[Path], *, engines: Sequence[str] = ("auto",), modes: Sequence[Mode] = ("auto",),
     threads: int | None = None,
 ) -> list[ModelContender]:  # fmt: skip
-    """Every model file in every engine and mode; the files of a folder are optional, shortest name first.
+    """Return every model file in every engine and mode; the files of a folder are optional, shortest name first.
 
     Raises ModelError for a missing file, and for a folder without a model file.
     """
@@ -201,18 +201,18 @@ def model_contenders(
 
 
 def float32_file(models: Sequence[Path]) -> Path:
-    """The float32 .onnx file of these models, which handwritten contenders load. Raises ModelError if none exists."""
+    """Return the float32 .onnx file of these models, for handwritten contenders. Raises ModelError if none exists."""
     for path, _ in _files(models):
         file = path.with_name(f"{stem(path)}.onnx")
         if file.is_file():
             return file
     raise ModelError(
-        f"expected model.onnx beside {models[0]}, which the peers are to load, and found none; name it as well"
+        f"expected model.onnx beside {models[0]}, for the handwritten code to load, found none; give it as well"
     )
 
 
 def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
-    """Each file, and whether it comes from a folder: this machine need not be able to run those."""
+    """Yield each file, and whether it comes from a folder: this machine need not be able to run those."""
     for path in map(find_model, models):
         if not path.is_dir():
             yield path, False
@@ -226,8 +226,8 @@ def _files(models: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
 
 
 def count_flops(path: Path) -> int:
-    """Floating-point operations per image in convolutions and matrix products, which are almost all of the work; a
-    multiply-add counts as two. Raises ModelError for a graph with unknown shapes."""
+    """Count floating-point operations per image in convolutions and matrix products, which are almost all of the work;
+    a multiply-add counts as two. Raises ModelError for a graph with unknown shapes."""
     onnx = require("onnx", "export")
     model = onnx.load(path)
     for value in (*model.graph.input, *model.graph.output):

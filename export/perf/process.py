@@ -26,7 +26,7 @@ from cbmir.runtime.engines.base import EngineHealth
 
 
 class RemoteObject(Closing):
-    """An object that `make` (picklable) creates in a spawned process; `call` calls its methods. Errors have `name`."""
+    """An object that `make` (picklable) creates in a spawned process; `call` calls its methods. Errors state `name`."""
 
     def __init__(self, name: str, make: Callable[[], object]) -> None:
         self.name = name
@@ -60,7 +60,7 @@ class RemoteObject(Closing):
 
 
 def serve(pipe: Connection, name: str, make: Callable[[], object]) -> None:
-    """The main function of a `RemoteObject`'s process: answers calls until the parent ends or a call fails."""
+    """Run a `RemoteObject`'s process: answer calls until the parent ends or a call fails."""
     try:
         made = make()
         while True:
@@ -136,7 +136,7 @@ def time_runs(run: Callable[[], object], seconds: float, clock: Callable[[], flo
 
 
 def memory() -> dict[str, int]:
-    """Bytes by name from /proc/self/status, or {} without it: VmRSS is the current memory, RssAnon its private and
+    """Read bytes by name from /proc/self/status; {} without it. VmRSS is the current memory, RssAnon its private and
     RssFile its mapped part, VmHWM the peak. (getrusage's ru_maxrss starts at the parent's size.)"""
     status = Path("/proc/self/status")
     lines = [line.split() for line in status.read_text().splitlines()] if status.exists() else []

@@ -95,7 +95,7 @@ class Calibration:
     intercept: float
 
     def probability(self, score: float) -> float:
-        """Probability in [0, 1] of a score."""
+        """Return the probability in [0, 1] of a score."""
         x = self.slope * score + self.intercept
         return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
@@ -188,7 +188,7 @@ class ModelCard:
         return str(self.training.get("weights_fingerprint") or self.fingerprint.split("-int8-")[0])
 
     def at(self, operating_point: str) -> ModelCard:
-        """A copy with the thresholds of an operating point.
+        """Return a copy with the thresholds of an operating point.
 
         Raises:
             UserError: The model does not have this operating point. Every model has `balanced`.
@@ -202,7 +202,7 @@ class ModelCard:
         return self.with_(thresholds=tuple(None if point is None else point.threshold for point in points))
 
     def with_(self, **changes: Any) -> ModelCard:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:

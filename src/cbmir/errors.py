@@ -77,7 +77,7 @@ class SplitError(UserError):
 
 
 class RunError(UserError):
-    """A RUN folder that is missing, unfinished or does not match."""
+    """A RUN folder that is missing, unfinished or unsuitable."""
 
 
 class EncoderError(UserError):
@@ -161,7 +161,7 @@ class TrainingError(CbmirError):
 
 
 def installing(*extras: str) -> str:
-    """Text that says how to install one of these extras of cbmir, with and without a clone."""
+    """Return text that says how to install one of these extras of cbmir, with and without a clone."""
     names = " or ".join(f'"{extra}"' for extra in extras)
     return f"""install cbmir's extra {names} (from a clone: pip install ".[{extras[0]}]")"""
 

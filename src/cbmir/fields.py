@@ -1,4 +1,4 @@
-"""Convert untrusted JSON to annotated types, dataclasses of any depth included. Errors name the field."""
+"""Convert untrusted JSON to annotated types, including nested dataclasses. Errors name the field."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
 
 def folder_size(folder: Path) -> int:
-    """Total bytes of the files in a folder; files that another process removes meanwhile count as 0."""
+    """Return the total bytes of the files in a folder; files that another process removes meanwhile count as 0."""
     size = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -57,7 +57,7 @@ def sync(path: Path) -> None:
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder is missing, empty, or holds only unfinished files of a killed process."""
+    """Return whether a folder is missing, empty, or holds only unfinished files of a killed process."""
     return not folder.exists() or all(path.name.endswith(".part") for path in folder.iterdir())
 
 
@@ -81,7 +81,7 @@ def write_csv(path: Path, rows: Iterable[Sequence[Any]], *, private: bool = Fals
 
 
 def defused(cell: str) -> str:
-    """The text of a cell, after an apostrophe if a spreadsheet would run it as a formula. Numbers stay unchanged."""
+    """Put an apostrophe before a text that a spreadsheet would run as a formula. Numbers and other text stay as is."""
     if not cell.lstrip("'").startswith(_FORMULA):
         return cell
     try:
@@ -92,7 +92,7 @@ def defused(cell: str) -> str:
 
 
 def undefused(cell: str) -> str:
-    """The inverse of `defused`."""
+    """Undo `defused`."""
     return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_FORMULA) else cell
 
 

@@ -49,7 +49,7 @@ def _check_regular(mode: int, path: str | Path) -> None:
 
 
 def read_input(path: str | Path, most: int) -> bytes:
-    """The bytes of a regular file. Raises as `open_input`, and OSError for more than `most` bytes."""
+    """Read the bytes of a regular file. Raises as `open_input`, and OSError for more than `most` bytes."""
     with open_input(path) as stream:
         size = os.fstat(stream.fileno()).st_size
         data = stream.read(min(size, most) + 1)
@@ -65,7 +65,7 @@ def _too_large(path: str | Path, most: int) -> OSError:
 
 
 def input_digest(path: str | Path, most: int) -> str:
-    """SHA-256 of a regular file, in hexadecimal. Raises as `read_input`."""
+    """Return the SHA-256 of a regular file, in hexadecimal. Raises as `read_input`."""
     digest, left = hashlib.sha256(), most
     with open_input(path) as stream:
         while block := stream.read(_BLOCK):
@@ -77,8 +77,8 @@ def input_digest(path: str | Path, most: int) -> str:
 
 
 def read_unpacked(path: Path, most: int = MOST_TABLE) -> bytes:
-    """The bytes of a regular file, unpacked if its name ends in `.gz`. Raises as `read_input`, where `most` also limits
-    the unpacked bytes, and ValueError for a damaged archive."""
+    """Read the bytes of a regular file, unpacked if its name ends in `.gz`. Raises as `read_input`, where `most` also
+    limits the unpacked bytes, and ValueError for a damaged archive."""
     data = read_input(path, most)
     if path.suffix.lower() != ".gz":
         return data
@@ -95,17 +95,17 @@ def read_unpacked(path: Path, most: int = MOST_TABLE) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a regular file in UTF-8. Raises as `read_input`, and ValueError for other bytes."""
+    """Read a regular file as UTF-8 text. Raises as `read_input`, and ValueError for other bytes."""
     return read_input(path, MOST_JSON).decode("utf-8")
 
 
 def read_json(path: str | Path) -> Any:
-    """The value of a JSON file. Raises as `read_input` and `parse_json`."""
+    """Read the value of a JSON file. Raises as `read_input` and `parse_json`."""
     return parse_json(read_text(path))
 
 
 def parse_json(text: str, errors: str = "strict") -> Any:
-    """The value of a JSON text. Raises ValueError for invalid JSON, JSON that is nested too deeply, and lone
+    """Parse a JSON text. Raises ValueError for invalid JSON, JSON that is nested too deeply, and lone
     surrogates; `errors="surrogateescape"` accepts surrogates from file names that are not UTF-8."""
     if len(text) > MOST_JSON:
         raise ValueError(f"more than {MOST_JSON:,} characters")

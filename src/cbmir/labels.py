@@ -70,17 +70,17 @@ _ALIASES = {
 
 
 def label_key(name: str) -> str:
-    """The key by which labels are compared: in one case, with one space for hyphens, underscores and spaces."""
+    """Return the key by which labels are compared: lower case, with one space for hyphens, underscores and spaces."""
     return " ".join(name.replace("_", " ").replace("-", " ").split()).casefold()
 
 
 def means_no_finding(name: str) -> bool:
-    """Whether a label is "No Finding" in any spelling ("no_finding"), or another word for it ("normal")."""
+    """Return whether a label is "No Finding" in any spelling ("no_finding"), or another word for it ("normal")."""
     return label_key(name) in _NO_FINDING_KEYS
 
 
 def resembles_no_finding(name: str) -> bool:
-    """Whether a label begins with "no" or "normal" ("Normal study"), and so may mean "No Finding"."""
+    """Return whether a label begins with "no" or "normal" ("Normal study"), and so may mean "No Finding"."""
     return f"{label_key(name)} ".startswith(("normal", "no "))
 
 
@@ -89,23 +89,23 @@ _CANONICAL = {label_key(name): name for name in (*NIH_14, *CHEXPERT_9)} | _ALIAS
 
 @lru_cache(maxsize=1024)  # called for each label of each similar image
 def canonical(name: str) -> str:
-    """The name that cbmir uses for a finding that data sets spell differently; unknown names stay unchanged."""
+    """Return the name that cbmir uses for a finding that data sets spell differently; unknown names stay unchanged."""
     return _CANONICAL.get(label_key(name), name)
 
 
 def spelled(label: str) -> str:
-    """A label as written in running text: `Pleural thickening`."""
+    """Return a label as written in running text: `Pleural thickening`."""
     first, *rest = label.replace("_", " ").split(" ")
     return " ".join([first, *(word.lower() if word.istitle() else word for word in rest)])
 
 
 def code_for(name: str) -> Code | None:
-    """The standard code of a finding, or None if no concept means exactly this finding."""
+    """Return the standard code of a finding, or None if no concept means exactly this finding."""
     return _CODES.get(canonical(name))
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The end of a message about an unknown finding: the closest of `names`, or "" if none is close."""
+    """Return the end of a message about an unknown finding: the closest of `names`, or "" if none is close."""
     spellings = {canonical(one).casefold(): one for one in names}
     near = get_close_matches(canonical(name).casefold(), spellings, n=1)
     return f". Did you mean {spellings[near[0]]!r}?" if near else ""
@@ -133,14 +133,14 @@ class LabelSet:
             if (other := first.setdefault(label_key(name), name)) != name:
                 raise ManifestError(
                     f"expected labels that differ in more than case, blanks, hyphens and underscores, found "
-                    f"{other!r} and {name!r}; write them alike, or leave one out"
+                    f"{other!r} and {name!r}; spell them the same, or leave one out"
                 )
 
     def __len__(self) -> int:
         return len(self.names)
 
     def index(self, name: str) -> int:
-        """Position of a label, which may have its name in another data set. Raises ManifestError if unknown."""
+        """Return the position of a label, by its name here or in another data set. Raises ManifestError if unknown."""
         if name in self.names:
             return self.names.index(name)
         wanted = canonical(name)

@@ -11,8 +11,8 @@ from cbmir.errors import require
 def lazy_imports(
     package: str, modules: Mapping[str, str], needs: tuple[str, str] | None = None
 ) -> Callable[[str], object]:
-    """A package's `__getattr__` (PEP 562). `modules` maps each public name to the module that defines it. `needs` is a
-    module that all of them need, and the extra that installs it."""
+    """Return a package's `__getattr__` (PEP 562). `modules` maps each public name to the module that defines it.
+    `needs` is a module that all of them need, and the extra that installs it."""
 
     def find(name: str) -> object:
         if name not in modules:

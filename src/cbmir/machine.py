@@ -18,8 +18,8 @@ _FEATURES = ("amx_bf16", "amx_int8", "avx512_bf16", "avx512_fp16", "avx512_vnni"
 
 
 def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    """`processor` (name), `processors` and `usable` (counts), `memory_gib`, `features` (list), `system`, `python`, and
-    `packages` (name -> version of the installed ones)."""
+    """Return `processor` (name), `processors` and `usable` (counts), `memory_gib`, `features` (list), `system`,
+    `python`, and `packages` (name -> version of the installed ones)."""
     text = cpuinfo.read_text("utf-8") if cpuinfo.exists() else ""
     name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", text, re.MULTILINE)
@@ -38,7 +38,7 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def in_words(machine: dict[str, Any]) -> str:
-    """The result of `describe_machine` as two lines of text."""
+    """Format the result of `describe_machine` as two lines of text."""
     packages = ", ".join(f"{name} {version}" for name, version in machine["packages"].items())
     return (
         f"{machine['processor']}, {machine['usable']} of {machine['processors']} processors, "
@@ -48,7 +48,7 @@ def in_words(machine: dict[str, Any]) -> str:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Name -> version of the packages that are installed."""
+    """Return name -> version of the packages that are installed."""
     found = {}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):

@@ -115,11 +115,11 @@ class Manifest:
         return iter(self.rows)
 
     def split(self, *names: str) -> Manifest:
-        """A copy with only the rows of the named splits, in the same order."""
+        """Return a copy with only the rows of the named splits, in the same order."""
         return replace(self, rows=tuple(row for row in self.rows if row.split in names))
 
     def with_splits(self, splits: Sequence[str]) -> Manifest:
-        """A copy with new splits, one per row."""
+        """Return a copy with new splits, one per row."""
         rows = tuple(_in_split(row, split) for row, split in zip(self.rows, splits, strict=True))
         return replace(self, rows=rows)
 
@@ -137,7 +137,7 @@ class Manifest:
 
 
 def _in_split(row: Row, split: str) -> Row:
-    """`replace(row, split=split)`, but five times as fast, for data sets with 400,000 rows."""
+    """Do `replace(row, split=split)` five times as fast, for data sets with 400,000 rows."""
     copy = object.__new__(Row)
     copy.__dict__.update(row.__dict__, split=split)
     return copy
@@ -232,7 +232,7 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
 
 
 def sidecar_path(path: Path) -> Path:
-    """`manifest.csv` -> `manifest.about.json`."""
+    """Return `manifest.about.json` for `manifest.csv`."""
     return path.with_suffix(".about.json")
 
 
@@ -295,7 +295,7 @@ def _boxes(where: str, text: str, names: tuple[str, ...]) -> tuple[Box, ...]:
 
 
 def is_date(text: str) -> bool:
-    """Whether a text is a valid date YYYY-MM-DD, or empty (unknown)."""
+    """Return whether a text is a valid date YYYY-MM-DD, or empty (unknown)."""
     try:
         return not text or date.fromisoformat(text).isoformat() == text  # ISO 8601 has other formats
     except ValueError:

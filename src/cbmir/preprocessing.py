@@ -50,7 +50,7 @@ class PreprocessSpec:
 
     @classmethod
     def for_image_size(cls, size: int, intensity: str = "header") -> PreprocessSpec:
-        """The spec of `--image-size size`: a resize with the paper's ratio (224 -> 270), then a crop to `size`."""
+        """Return the spec of `--image-size size`: resize with the paper's ratio (224 -> 270), then crop to `size`."""
         return cls(resize=round(size * RESIZE_RATIO), crop=size, intensity=intensity)
 
     def to_json(self) -> dict[str, Any]:

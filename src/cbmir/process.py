@@ -67,10 +67,10 @@ def sigterm_interrupts() -> AbstractContextManager[None]:
 
 
 def available_threads() -> int:
-    """Number of processors that this process may use, which may be fewer than the machine has."""
+    """Return the number of processors that this process may use, which may be fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_each(threads: int | None, at_once: int) -> int:
-    """`threads` if given, else the available processors divided by `at_once`, the number of concurrent answers."""
+    """Return `threads`, or without it the available processors divided by `at_once`, the number of parallel answers."""
     return threads or max(1, available_threads() // at_once)

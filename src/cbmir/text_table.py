@@ -40,8 +40,8 @@ logger = logging.getLogger("cbmir")
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection within the block: it takes a third of the time of reading a table, and rows have no
-    reference cycles. Also a decorator."""
+    """Disable cyclic garbage collection within the block: it takes a third of the time of reading a table, and rows
+    have no reference cycles. Also a decorator."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -70,7 +70,7 @@ class TextTable:
         return len(self.rows)
 
     def column(self, name: str) -> list[str]:
-        """The cells of a kept column. Raises ManifestError if a row ends before it."""
+        """Return the cells of a kept column. Raises ManifestError if a row ends before it."""
         place = self.kept.index(name)
         try:
             return list(map(itemgetter(place), self.rows))
@@ -79,7 +79,7 @@ class TextTable:
             raise ManifestError(f"{self.path}, row {number}: the row ends before column {name!r}") from None
 
     def records(self) -> Iterator[tuple[str, dict[str, str]]]:
-        """Each row's position for messages ("ours.csv, row 2"), and its cells by column, without missing ones."""
+        """Yield each row's position for messages ("ours.csv, row 2"), and its cells by column, without missing ones."""
         for number, row in enumerate(self.rows, start=2):
             yield f"{self.path}, row {number}", dict(zip(self.kept, row, strict=False))
 
@@ -127,7 +127,7 @@ def _check_columns(path: Path, columns: Sequence[str]) -> None:
 
 
 def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Sequence[str]]:
-    """The cells at `places` of each row that is not empty."""
+    """Yield the cells at `places` of each row that is not empty."""
     if places is None:
         yield from filter(None, reader)
         return
@@ -152,7 +152,7 @@ def _lines(stream: io.TextIOWrapper) -> Iterator[str]:
 
 
 def _encoding(path: Path, data: bytes, recognise: bool) -> str:
-    """The encoding of the bytes. Raises UnicodeError, or ManifestError for a file that is not text."""
+    """Return the encoding of the bytes. Raises UnicodeError, or ManifestError for a file that is not text."""
     encoding = "utf-8-sig"
     if recognise and data.startswith((b"\xff\xfe", b"\xfe\xff")):
         encoding = "utf-16"
@@ -175,7 +175,7 @@ def _encoding(path: Path, data: bytes, recognise: bool) -> str:
 
 
 def _zeros(data: bytes, encoding: str) -> bool:
-    """Whether the text contains a zero byte, decoded in blocks. Raises UnicodeError for bytes that are not text."""
+    """Return whether the text has a zero byte, decoding in blocks. Raises UnicodeError for bytes that are not text."""
     decoder = codecs.getincrementaldecoder(encoding)()
     starts = range(0, len(data), _BLOCK)
     found = ["\0" in decoder.decode(data[start : start + _BLOCK]) for start in starts]
@@ -184,7 +184,7 @@ def _zeros(data: bytes, encoding: str) -> bool:
 
 
 def _delimiter(path: Path, data: bytes, encoding: str, wanted: Collection[str]) -> str:
-    """The delimiter that gives the most wanted columns, then the most columns; the comma wins a tie."""
+    """Return the delimiter that gives the most wanted columns, then the most columns; the comma wins a tie."""
 
     def columns(delimiter: str) -> tuple[int, int]:
         try:
@@ -253,7 +253,7 @@ def _check_parquet(path: Path, metadata: Any, kept: Collection[str]) -> None:
 
 
 def _cells(arrow: Any, column: Any) -> Iterator[str]:
-    """The texts of a Parquet column; equal values of a dictionary share one object."""
+    """Yield the texts of a Parquet column; equal values of a dictionary share one object."""
     if arrow.types.is_dictionary(column.type):
         for chunk in column.chunks:
             words = [_text(value) for value in chunk.dictionary.to_pylist()]
@@ -265,7 +265,7 @@ def _cells(arrow: Any, column: Any) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """A Parquet value as it would be written in CSV: a whole float as an integer, midnight as a date."""
+    """Format a Parquet value as it would be written in CSV: a whole float as an integer, midnight as a date."""
     if value is None:
         return ""
     if isinstance(value, bool):

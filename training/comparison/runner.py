@@ -188,7 +188,7 @@ def _close(report: Path, cell: Cell, code: int) -> bool:
     text = (folder / LOG).read_text("utf-8", errors="replace").strip() if (folder / LOG).exists() else ""
     last = text.splitlines()[-1] if text else "no message"
     if code < 0:
-        last = f"killed by {signal.Signals(-code).name}, perhaps for want of memory; last words: {last}"
+        last = f"killed by {signal.Signals(-code).name}, perhaps for lack of memory; last message: {last}"
     last = last.removeprefix("Error: ")
     write_json(folder / FAILED, {"error": last, "exit": code, "log": f"{cell.name}/{LOG}"})
     log.error("%s failed: %s", cell.name, last)

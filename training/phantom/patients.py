@@ -1,7 +1,7 @@
 """Descriptions of patients, their studies and findings. Nothing is drawn, so there are thousands per second.
 
 Findings depend on each other through a noisy-or network (Pearl 1988), the table `CAUSES`. A finding is present if its
-own cause acts or that of a parent that is present: `P = 1 - (1 - alone) * prod(1 - given[parent])`.
+own cause or that of a present parent acts: `P = 1 - (1 - alone) * prod(1 - given[parent])`.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def find_file(folder: Path, patterns: Sequence[str], what: str) -> Path:
 
 
 def find_optional_file(folder: Path, patterns: Sequence[str], what: str) -> Path | None:
-    """Like `find_file`, but None if the folder has no such file."""
+    """Find a file as `find_file` does, but return None if the folder has no such file."""
     check_folder(folder, f"the folder with {what}")
     found = sorted({path for one in patterns for level in (one, f"*/{one}") for path in folder.glob(level)})
     packed = [path for path in found if path.suffix == ".gz" and path.with_suffix("") in found]
@@ -166,7 +166,7 @@ def listed_labels(text: str) -> list[str] | None:
         listed = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         try:
-            listed = parse_json(text)  # such as "\u00e9" and "\/"
+            listed = parse_json(text)  # JSON that is not Python
         except ValueError:
             return None
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):

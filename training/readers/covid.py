@@ -85,7 +85,7 @@ def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
     scores = [place for place, name in enumerate(header) if name.strip() == _SCORES]
     if len(scores) != 2 or not {"Subject_ID", "Exam_DateTime"} <= set(header):
         raise ManifestError(
-            f"{path}: expected a second line with Subject_ID, Exam_DateTime and twice {_SCORES}, found "
+            f"{path}: expected a second line with Subject_ID, Exam_DateTime and {_SCORES} twice, found "
             f"{', '.join(header) or 'no such line'}"
         )
     days, rows = common.Days(), []
@@ -103,7 +103,7 @@ def read_ralo(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
     rows, located = common.locate(rows, lambda row: index.get(row.image.stem), missing, folder)
     return common.finish(
         Manifest(LabelSet(("Lung Opacity",)), tuple(rows)), "ralo", [path], seed, policies={
-            "labels": "1 where both radiologists score above 0, 0 where neither does, -1 where they differ",
-            "view": "AP, as the data set's description says", "dates_not_read": days.not_read, **located,
+            "labels": "1 if both radiologists score above 0, 0 if neither does, -1 if they disagree",
+            "view": "AP, according to the data set's description", "dates_not_read": days.not_read, **located,
         }
     )  # fmt: skip

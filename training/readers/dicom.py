@@ -67,7 +67,7 @@ def read_dicom_studies(
     rows, left_out, warned = _read_all(files, read, workers)
     left_out = [*absent, *left_out]
     if not rows:
-        reasons = "; ".join(sorted({entry.reason for entry in left_out})[:3]) or "it holds no file"
+        reasons = "; ".join(sorted({entry.reason for entry in left_out})[:3]) or "it has no files"
         raise ManifestError(f"{place}: expected chest radiographs in DICOM files, found none: {reasons}")
     manifest = finish(
         Manifest(LabelSet(tuple(labels)), tuple(rows), {"warnings": count_kinds(map(kinds_text, warned.values()))}),
@@ -186,7 +186,7 @@ def _of_directory(path: Path) -> tuple[list[Path], list[LeftOut]]:
         if not file.resolve().is_relative_to(base):
             absent.append(LeftOut(path, "lists a file outside of its folder", damaged=True))
         elif not file.is_file():
-            absent.append(LeftOut(file, f"listed in {path.name}, and not there", damaged=True))
+            absent.append(LeftOut(file, f"listed in {path.name}, but missing", damaged=True))
         else:
             files.append(file.resolve())
     return files, absent

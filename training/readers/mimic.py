@@ -77,7 +77,7 @@ def read_mimic(
         policies=label_policies(findings, blank) | policies | {
             "labeller": labeller,
             "images_of_studies_without_labels": sum(row.study_id not in labels for row in rows),
-            "dates": "shifted by the publisher, each patient's alike: only the time between two of them means anything",
+            "dates": "shifted by the publisher, all of a patient by the same time: only differences are meaningful",
             "reports": sum(bool(row.report) for row in rows), **located,
         }
     )  # fmt: skip

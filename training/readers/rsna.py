@@ -58,14 +58,14 @@ def read_rsna(folder: Path, *, missing: common.Missing = "error", seed: int = 0)
         if class_path:
             labels = classes.get(image, (target, None))
             if labels[0] != target:
-                raise ManifestError(f"{class_path}: expected the class of {image} as {path.name} has it, found another")
+                raise ManifestError(f"{class_path}: expected the class of {image} as in {path.name}, found another")
         if mapping_path and image not in patients:
             raise ManifestError(f"{mapping_path}: expected each image's name at NIH, found none for {image}")
         view = read_header(row.image).view if is_dicom_file(row.image) else ""
         made.append(Row(row.image, patients.get(image, image), labels, view=view, boxes=tuple(boxes[image])))
     if not mapping_path:
-        logger.warning("%s is not here: each image counts as a patient of its own, though some patients have several; "
-                       "RSNA has the file on the page of its challenge", _MAPPING)  # fmt: skip
+        logger.warning("%s is missing: each image counts as a patient, although some patients have several; "
+                       "the file is on RSNA's page of the challenge", _MAPPING)  # fmt: skip
     return common.finish(
         Manifest(LabelSet((OPACITY, OTHER) if class_path else (OPACITY,)), tuple(made)), "rsna",
         [one for one in (path, class_path, mapping_path) if one], seed, policies={

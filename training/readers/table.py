@@ -219,7 +219,7 @@ def _ids(ids: list[str], table: Path, column: str | None) -> list[str]:
     given = [text for text in ids if text]
     if not given or not all(map(_FLOAT_ID.fullmatch, given)):
         return ids
-    logger.info("%s: column %r holds integers as floats (%s); the integers are taken", table, column, given[0])
+    logger.info("%s: column %r holds integers as floats (%s), which are read as integers", table, column, given[0])
     return [text.partition(".")[0] for text in ids]
 
 
@@ -232,7 +232,7 @@ def _date(text: str, date_format: str | None) -> str:
         try:
             return datetime.strptime(text, date_format).date().isoformat()
         except ValueError as error:
-            raise ManifestError(f"expected a date as --date-format has it, found {text!r} ({error})") from error
+            raise ManifestError(f"expected a date in the format of --date-format, found {text!r} ({error})") from error
     midnight = _MIDNIGHT.fullmatch(text)
     day = common.read_day(midnight[1] if midnight else text)
     if day is None:

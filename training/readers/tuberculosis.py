@@ -50,7 +50,7 @@ def read_nlm_tuberculosis(folder: Path, *, seed: int = 0) -> Manifest:
     return common.finish(
         Manifest(LabelSet(TBX11K_LABELS[:1]), tuple(rows)), "tuberculosis", [folder], seed, policies={
             "labels": "the last digit of a file's name; images without tuberculosis may show something else",
-            "view": "PA, as the data sets' paper says", "each_image_its_own_patient": True,
+            "view": "PA, according to the data sets' paper", "each_image_its_own_patient": True,
         }
     )  # fmt: skip
 

@@ -98,9 +98,9 @@ def read_vindr(
         Manifest(LabelSet(tuple(findings)), tuple(common.with_validation(made, seed) if test else made)), "vindr",
         [*paths.values(), *whole, *([sizes] if sizes else [])], seed,
         splits="VinDr's own test set; one in eight of the training images in val" if test else None, policies={
-            "labels": f"1 where {agree} radiologists drew or said the finding, -1 where fewer did, 0 where none did",
-            "boxes_joined": f"averaged where two of one finding share more than {_SAME:.0%} of their union",
-            "view": "PA, as the data set's paper says", "each_image_its_own_patient": True,
+            "labels": f"1 if {agree} radiologists drew or reported the finding, -1 if fewer did, 0 if none did",
+            "boxes_joined": f"averaged if two of one finding share more than {_SAME:.0%} of their union",
+            "view": "PA, according to the data set's paper", "each_image_its_own_patient": True,
             "val_seed": seed if test else None, **located,
         }
     )  # fmt: skip
@@ -174,7 +174,7 @@ def _sizes(path: Path) -> Mapping[str, tuple[int, int]]:
 def _size(image: Path, sizes: Path | None) -> tuple[int, int]:
     if not is_dicom_file(image):
         raise ManifestError(
-            f"{image}: expected a DICOM file, in whose pixels VinDr's boxes are, or its size in "
+            f"{image}: expected a DICOM file, since VinDr's boxes are in its pixels, or its size in "
             f"{sizes or 'a table given with --sizes'}"
         )
     header = read_header(image)

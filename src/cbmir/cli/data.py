@@ -133,10 +133,10 @@ def table(
 def dicom(place: Path, labels: tuple[str, ...], output: Path, as_json: bool, **reading: Any) -> None:
     """Manifest of the DICOM studies in a folder, or on a medium with a DICOMDIR.
 
-    DIR is searched with its subfolders; a DICOMDIR file gives the files that it lists. Patient, study, view and date
-    come from the headers, and findings are unknown. Files that are not chest radiographs are left out and listed with
-    the reason in .left-out.csv beside MANIFEST; if some of them are damaged, the exit code is 2. Images that were read
-    with a warning are listed in .warnings.csv. The manifest names patients and paths: protect it like the images.
+    DIR is searched with its subfolders; for a DICOMDIR file, those that it lists are read. Patient, study, view and
+    date come from the headers, and findings are unknown. Files that are not chest radiographs are left out and listed
+    with the reason in .left-out.csv beside MANIFEST; if some of them are damaged, the exit code is 2. Images that were
+    read with a warning are listed in .warnings.csv. The manifest names patients and paths: protect it like the images.
     """
     from cbmir.runtime.imaging.image_warning import write_warnings
     from cbmir.training.readers.dicom import read_dicom_studies, write_left_out

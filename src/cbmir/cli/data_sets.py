@@ -27,8 +27,8 @@ _folder = click.argument("folder", type=PATH)
 
 
 def _data_set(*examples: str, **attributes: Any) -> Callable[[Callable[[], None]], click.Command]:
-    """A command that calls the reader with the function's name, with its options as arguments. The docstring is the
-    help."""
+    """Make a command that calls the reader with the function's name, with its options as arguments. The docstring is
+    the help."""
 
     def decorate(function: Callable[[], None]) -> click.Command:
         @wraps(function)

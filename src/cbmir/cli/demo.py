@@ -20,8 +20,8 @@ from cbmir.cli.options import PATH, command, option
         "It is sent unencrypted: put HTTPS in front on a network that you do not trust.")  # fmt: skip
 @option("--open", "open_page", is_flag=True, help="Open the page in this machine's browser.")
 @option("--feedback", type=PATH, metavar="FILE.csv",
-        help="Ask readers whether similar images are alike and findings are right, and add what they say to this "
-        "table. It has case ids, or digests of files; no image, patient or name.")  # fmt: skip
+        help="Ask readers whether the similar images and the findings are right, and add their answers to this table. "
+        "It has case ids or digests of files, but no images, patients or names.")  # fmt: skip
 @options.finder_options
 def demo(
     model: Path, gallery: str, host: str, port: int, examples: Path | None, login: str | None, open_page: bool,

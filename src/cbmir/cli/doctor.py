@@ -42,7 +42,7 @@ def doctor(as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The report of `cbmir doctor` in JSON types.
+    """Return the report of `cbmir doctor` in JSON types.
 
     `engines` are the results of `probe`, which `auto` uses too; `codecs` are DICOM transfer syntaxes, each with whether
     it can be decoded; `problems` are packages besides the engines that are installed but do not import or work. Raises
@@ -68,7 +68,7 @@ def examine() -> dict[str, Any]:
 
 
 def text(report: dict[str, Any]) -> str:
-    """The report of `examine` as text."""
+    """Return the report of `examine` as text."""
     lines = [f"cbmir {report['cbmir']}, Python {report['python']}, {report['platform']}", "", "Extras"]
     for name, extra in report["extras"].items():
         wanted = f"missing {', '.join(extra['missing'])}: {extra['install']}"
@@ -94,7 +94,7 @@ def text(report: dict[str, Any]) -> str:
 
 
 def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
-    """The requirements of an extra of an installed distribution; "" stands for those that are always required."""
+    """Yield the requirements of an extra of an installed distribution; "" stands for those that always apply."""
     try:
         requirements = metadata.requires(distribution) or []
     except metadata.PackageNotFoundError as error:
@@ -108,7 +108,7 @@ def _requirements(distribution: str, extra: str) -> Iterator[Requirement]:
 
 
 def _missing(distribution: str, extra: str) -> Iterator[str]:
-    """The requirements of an extra (and of its nested extras) that are missing or of a wrong version."""
+    """Yield the requirements of an extra (and of its nested extras) that are missing or of a wrong version."""
     for one in _requirements(distribution, extra):
         version = _version(one.name)
         if version is None:
@@ -130,7 +130,7 @@ def _version(name: str) -> str | None:
 
 
 def _packages() -> dict[str, str]:
-    """Name -> version of the installed packages that cbmir or one of its extras requires."""
+    """Return name -> version of the installed packages that cbmir or one of its extras requires."""
     names = [one.name for extra in ("", *EXTRAS) for one in _requirements("cbmir", extra)]
     return {name: version for name in sorted(set(names)) if (version := _version(name))}
 
@@ -156,14 +156,14 @@ def _engines(available: Any) -> dict[str, dict[str, Any]]:
 
 
 def _processor(machine: Any) -> dict[str, Any]:
-    """The processor's name, and what its matrix instructions speed up."""
+    """Return the processor's name, and what its matrix instructions speed up."""
     found = machine.describe_machine()
     matrix = {feature: gain for feature, gain in _MATRIX.items() if feature in found["features"]}
     return {"name": found["processor"], "matrix": matrix}
 
 
 def _gpu(nvidia: Any) -> str:
-    """A description of the first NVIDIA GPU; "" without one."""
+    """Return a description of the first NVIDIA GPU; "" without one."""
     try:
         gpu = nvidia.current_gpu()
     except EngineError:
@@ -177,7 +177,7 @@ def _devices(torch: Any) -> list[str]:
 
 
 def _codecs(pydicom: Any) -> dict[str, bool]:
-    """Compressed transfer syntax -> whether it can be decoded. (Uncompressed ones only need pydicom.)"""
+    """Return compressed transfer syntax -> whether it can be decoded. (Uncompressed ones only need pydicom.)"""
     from pydicom.uid import UID
 
     from cbmir.runtime.imaging.dicom_pixels import COMPRESSED

@@ -57,12 +57,12 @@ def examples(*lines: str) -> str:
 
 
 def command(*lines: str, **attributes: Any) -> Callable[[Callable[..., Any]], click.Command]:
-    """`click.command` with examples at the end of its help."""
+    """Make a `click.command` with examples at the end of its help."""
     return click.command(**{"cls": Command} | attributes, epilog=examples(*lines))
 
 
 def option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """`click.option`, with its default in the help unless it is empty."""
+    """Make a `click.option`, with its default in the help unless it is empty."""
     return click.option(*names, **{"show_default": attributes.get("default") not in (None, "")} | attributes)
 
 
@@ -116,7 +116,7 @@ operating_point_option = option("--operating-point", type=click.Choice(OPERATING
                                 "sensitivity or a specificity of at least 0.90 on its validation "
                                 "images.")  # fmt: skip
 threads_option = option("--threads", type=click.IntRange(1), help="Threads per answer.  [default: the processors, "
-                        "divided by the number of answers at once]")  # fmt: skip
+                        "divided by the number of parallel answers]")  # fmt: skip
 
 
 def _is_gallery(place: str) -> bool:
@@ -156,7 +156,7 @@ gallery_argument = click.argument("gallery", type=click.Path(), callback=_refuse
 
 
 def gallery_option(default: str) -> Callable[[Any], Any]:
-    """`--gallery`; the help says what happens without it."""
+    """Make the option `--gallery`; its help says what happens without it."""
     return option("--gallery", callback=_refuse_model, help="A gallery's folder, or a milvus: address.  "
                   f"[default: {default}]")  # fmt: skip
 
@@ -189,7 +189,7 @@ model_option = option("--model", required=True, type=PATH, callback=_refuse_gall
 
 
 def listen_options(port: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The options `--host`, and `--port` with this default."""
+    """Make the options `--host`, and `--port` with this default."""
     return together(
         option("--host", default="127.0.0.1", help="The address to listen on."),
         option("--port", type=click.IntRange(0, 65535), default=port, help="The port; 0 takes any free one."),
@@ -209,7 +209,7 @@ tolerance_option = option("--tolerance", "tolerances", multiple=True, metavar="N
 
 @contextmanager
 def resumable(kept: str = "Finished work is kept") -> Iterator[None]:
-    """After Ctrl-C within the block, log that finished work is kept."""
+    """Log, after Ctrl-C within the block, that finished work is kept."""
     try:
         yield
     except KeyboardInterrupt:
@@ -223,7 +223,7 @@ def _take_recipe(ctx: click.Context, option: click.Parameter, name: str) -> None
 
 
 def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
-    """An option whose default depends on the recipe; the help shows that of the first recipe."""
+    """Make an option whose default depends on the recipe; the help shows that of the first recipe."""
     recipe = next(iter(RECIPES.values()))
     return option(*names, default=recipe[names[0].split("/")[0].removeprefix("--").replace("-", "_")], **attributes)
 

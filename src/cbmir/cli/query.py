@@ -89,7 +89,7 @@ def _parse_day(ctx: click.Context, option: click.Parameter, text: str) -> str:
 @click.argument("images", metavar="IMAGE...", nargs=-1, required=True, type=click.Path())
 @option("-k", type=click.IntRange(0), default=10, help="How many neighbours to show.")
 @json_option
-@option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, that you can keep or "
+@option("--report", type=PATH, metavar="FILE.html", help="Also write a page about one IMAGE, to keep or "
         "print: the image, its evidence, findings and neighbours. It names no file and no patient.")  # fmt: skip
 @option("--evidence", type=PATH, metavar="DIR", help="Also draw the evidence as PNG files: for each predicted finding "
         "(or else the most probable one), and for each neighbour, on both images side by side.")  # fmt: skip
@@ -196,7 +196,7 @@ def query(
 
 
 def _why_none(gallery: SearchableGallery, wanted: Filter, patients: frozenset[str]) -> Iterator[str]:
-    """Lines that say how many images match each filter alone, and the range of dates in the gallery."""
+    """Yield lines that say how many images match each filter alone, and the range of dates in the gallery."""
     from cbmir.runtime.gallery.filters import TEXTS, Filter
 
     left = {name: gallery.count(Filter(**{name: text})) for name in TEXTS if (text := getattr(wanted, name))}
@@ -318,7 +318,7 @@ def _neighbours(analysis: Analysis) -> Iterator[str]:
 
 
 def _agreement(analysis: Analysis, wide: int) -> list[str]:
-    """One line per label of the neighbours, highest agreement first."""
+    """Return one line per label of the neighbours, highest agreement first."""
     seen = [of for of in analysis.agreement if of.positive + of.uncertain]
     header = (
         f"  {'label of neighbours':<{wide}} {'share':>7} {'gallery':>7} {'yes':>4} {'no':>4} {'uncertain':>9} "

@@ -22,7 +22,7 @@ WIDTH = 100
 
 
 def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None], tuple[Any, ...]]:
-    """A callback that parses comma-separated values of a click type, without duplicates."""
+    """Return a callback that parses comma-separated values of a click type, without duplicates."""
 
     def split(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[Any, ...]:
         words = [] if text is None else text.split(",")
@@ -44,7 +44,7 @@ def _list_of(kind: Any) -> Callable[[click.Context, click.Parameter, str | None]
         help="Batch sizes.")  # fmt: skip
 @option("--threads", type=click.IntRange(min=1), help="Threads of each contender.  [default: every processor]")
 @option("--mode", "modes", callback=_list_of(click.Choice(MODES)), default="auto", metavar="A,B,…", help="auto, "
-        "latency (a batch with all threads at once), throughput (its images on streams of one thread).")  # fmt: skip
+        "latency (all threads work on one batch), throughput (each image of a batch runs on one thread).")  # fmt: skip
 @option("--against", "peers", callback=_list_of(click.Choice(["torch", "onnxruntime", "openvino"])), metavar="A,B,…",
         help="Also time handwritten code on the CPU: torch (eager, random weights), onnxruntime, openvino "
         "(default options). The first of these is the baseline.")  # fmt: skip
@@ -76,7 +76,7 @@ def speed(
 
 
 def _card(contenders: Sequence[ModelContender]) -> ModelCard:
-    """The card of the first model that can be opened here."""
+    """Return the card of the first model that can be opened here."""
     from cbmir.runtime import open_engine
 
     whys = []
@@ -92,7 +92,7 @@ def _card(contenders: Sequence[ModelContender]) -> ModelCard:
 
 
 def text(report: BenchReport) -> str:
-    """The report as text, at most 100 characters wide."""
+    """Return the report as text, at most 100 characters wide."""
     from cbmir.machine import in_words
 
     entrants = [
@@ -115,7 +115,7 @@ def text(report: BenchReport) -> str:
             "",
             *table(("contender", "engine", "precision", "threads", "load s", "peak MB", "1 - cos"), entrants, words=4),
             "",
-            *table(("contender", "batch", "ms a batch", "p99", "images/s", "ratio", "10-90%"), speeds, words=1),
+            *table(("contender", "batch", "ms per batch", "p99", "images/s", "ratio", "10-90%"), speeds, words=1),
             "",
             f"ratio: speed relative to {report.baseline}, by round" + ("" if report.finished else "; stopped early"),
         ]
@@ -123,7 +123,7 @@ def text(report: BenchReport) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: int) -> Iterator[str]:
-    """Lines of a table, the first `words` columns left-aligned. The first column is shortened if it is too wide."""
+    """Yield the lines of a table, the first `words` columns left-aligned. The first column is shortened if too wide."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     widths[0] = max(len(header[0]), min(widths[0], WIDTH - sum(widths[1:]) - 2 * (len(widths) - 1)))
     for row in (header, *rows):

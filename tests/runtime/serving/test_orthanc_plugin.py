@@ -119,7 +119,7 @@ def test_unanswered_radiographs_are_retried(
     load(monkeypatch, url, token)
     orthanc.changed(STABLE, 0, "study")
     assert not orthanc.answered
-    assert orthanc.log == ["cbmir: 401; the image is asked for again when its study changes"] * 2
+    assert orthanc.log == ["cbmir: 401; the image is sent again when its study changes"] * 2
     load(monkeypatch, "http://127.0.0.1:1", token)  # nothing listens there
     orthanc.changed(STABLE, 0, "study")
     assert not orthanc.answered

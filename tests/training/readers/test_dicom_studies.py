@@ -157,7 +157,7 @@ def test_a_dicomdir(archive: Path) -> None:
     assert [row.image.name for row in manifest] == ["1", "2"]
     assert {row.split for row in manifest} == {""}  # two patients cannot be split in three
     assert [(entry.damaged, entry.reason) for entry in left_out] == [
-        (True, "listed in DICOMDIR, and not there"),
+        (True, "listed in DICOMDIR, but missing"),
         (True, "lists a file outside of its folder"),
     ]
 
@@ -186,7 +186,7 @@ def test_unusable_paths_are_refused(tmp_path: Path, archive: Path) -> None:
     with pytest.raises(ManifestError, match="found nothing"):
         read_dicom_studies(tmp_path / "absent")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ManifestError, match="holds no file"):
+    with pytest.raises(ManifestError, match="has no files"):
         read_dicom_studies(tmp_path / "empty")
     with pytest.raises(ManifestError, match="expected a folder or a DICOMDIR"):
         read_dicom_studies(archive / "4")

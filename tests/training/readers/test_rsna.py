@@ -76,7 +76,7 @@ def test_without_a_table_of_classes_there_is_one_label(rsna: Path) -> None:
         (LABELS, "300.0,1", "300.0,2", "row 2: .*'Target', found '2'"),
         (LABELS, "100.0,200.0", "2000.0,200.0", "row 2: expected a box inside an image of 1024 by 1024"),
         (CLASSES, "Lung Opacity", "Opacity", "row 2: expected one of Lung Opacity"),
-        (CLASSES, "Lung Opacity", "Normal", "expected the class of .* has it, found another"),
+        (CLASSES, "Lung Opacity", "Normal", "expected the class of .* as in .*, found another"),
     ],
 )
 def test_inconsistent_tables_are_refused(rsna: Path, file: str, old: str, new: str, message: str) -> None:

@@ -31,7 +31,7 @@ _MEANING = {
 _SUFFIX = {"positive queries": "", "all queries": "-all"}
 _MARKERS = "osD^vP*X<>hdp8H."
 _LINES = ("-", "--", "-.", (0, (1, 1.2)))
-_BARS = "Error bars are 95% intervals over patients; lines are set a little apart sideways."
+_BARS = "Error bars are 95% intervals over patients; lines are shifted slightly sideways."
 
 
 @dataclass(frozen=True, eq=False)

@@ -149,8 +149,8 @@ def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, fol
         f"Example retrievals: {title}",
         f"{len(shown)} queries and their {SHOWN} nearest gallery images of other patients ({title}). {rule} Below an "
         "image, ✓ marks a finding shared with the query, + one that only the neighbour has, \N{MINUS SIGN} one that "
-        "only the query has. Frames: solid where all of the query's findings are shared, dashed where some are, dotted "
-        f"where none is. Of the {len(kinds)} neighbours "
+        "only the query has. Frames: solid if all of the query's findings are shared, dashed if some are, dotted "
+        f"if none are. Of the {len(kinds)} neighbours "
         + ", ".join(f"{kinds.count(kind)} share {kind}" for kind in FRAMES)
         + " of them.",
     )

@@ -150,8 +150,8 @@ def _pairs(
             "tsne-pairs",
             "The gallery by pairs of findings (t-SNE)",
             f"{gallery.count}, placed by their vectors (“{METHODS[method].title}”). In each panel triangles carry only "
-            "the first finding of the pair, rings only the second, black squares both, and grey dots neither; how many "
-            "there are stands below. Images that lie close together are near in the feature space; the axes have no "
+            "the first finding of the pair, rings only the second, black squares both, and grey dots neither; their "
+            "numbers are below. Images that lie close together are near in the feature space; the axes have no "
             "unit.",
         )
         return save(figure, picture, folder, HEADER, table)

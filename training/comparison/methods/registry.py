@@ -153,14 +153,14 @@ METHODS: dict[str, Method] = {
             "N. F. Haq, M. Moradi, Z. J. Wang, A Deep Community Based Approach for Large Scale Content Based X-ray "
             "Image Retrieval, Medical Image Analysis 2021",
             _ndcg(0.31), answer=_community, needs_bce=True,
-            chosen="A graph of 10 nearest neighbours; communities are visited by their centroid until 300 images are "
-            "seen. Its scores are BCE's.",
+            chosen="A graph of 10 nearest neighbours; communities are visited in order of their centroids until 300 "
+            "images are seen. Its scores are BCE's.",
         ),
         Method("bce", "BCE", f"baseline of {_XING}", _both(0.31, 0.69, 0.21, 0.37, 0.71), {"loss": "bce"}),
         Method(
             "ml-proxy-nca", "ML-ProxyNCA", f"baseline of {_XING}",
             _both(0.32, 0.64, 0.20, 0.36, 0.72), {"loss": "ml-proxy-nca"},
-            chosen="Images without a finding, where they take part, are a class of their own.",
+            chosen="Images without a finding, if they take part, are a separate class.",
         ),
         Method(
             "proxy", "Xing et al. (proxies)", _XING,
@@ -191,7 +191,7 @@ METHODS: dict[str, Method] = {
         Method(
             "proxy-fitted", "Xing et al., and a linear fit", f"the network of {_XING}",
             training={"loss": "proxy", "linear_fit": True},
-            chosen="The paper's network, with negative proxies where the protocol has images without a finding; "
+            chosen="The paper's network, with negative proxies if the protocol has images without a finding; "
             "embedding and scores are those of a linear fit.",
         ),
         Method(

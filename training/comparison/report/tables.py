@@ -213,7 +213,7 @@ def finding_table(results: Results) -> Table:
 
 
 def retrieval_table(results: Results) -> Table:
-    """Return, by finding, the share of the first k that have it for queries that have it; one column per method."""
+    """Return, per finding, the share of the first k images with it over queries with it; one column per method."""
     rows = [row for row in headline(results) if row["finished"]]
     shares = [{**row["retrieval_by_label"], "no finding at all": row["healthy_queries"]} for row in rows]
     most = max(zip(rows, shares, strict=True), key=lambda one: one[0]["finished"], default=({}, {}))[1]
@@ -297,7 +297,7 @@ def _counts(rows: Sequence[Row], column: str, seeds: int) -> str:
     count, left = most[column]["queries"], most[column]["queries_left_out"]
     why = {
         "positive queries": "they have no positive label, or none that the gallery has",
-        "all queries": "they have no positive and an unknown label, or no label that the gallery has; having no "
+        "all queries": "they have an unknown and no positive label, or no label that the gallery has; having no "
         "finding at all counts as a label",
     }
     each = f" of {seeds} seeds" if seeds > 1 and most["finished"] == most["cells"] else ""

@@ -97,7 +97,7 @@ def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted:
 
     Their bytes are overwritten in the gallery's files and in unfinished builds in its folder; 'cbmir index compact'
     then frees the space. Delete earlier copies, shards and exports yourself. Also remove the rows from the manifest, or
-    the next 'add' or 'build' brings the images back. The exit code is 2 if something given is not in the gallery, or if
+    the next 'add' or 'build' brings the images back. The exit code is 2 if a given id is not in the gallery, or if
     that cannot be determined.
     """
     from cbmir.runtime.gallery.build.folder import GalleryFolder
@@ -122,7 +122,7 @@ def remove(gallery: str, pseudonyms: Pseudonyms | None, as_json: bool, **wanted:
 def _unknown(
     opened: EditableGallery, patients: Sequence[str], studies: Sequence[str], pseudonyms: Pseudonyms | None
 ) -> list[str]:
-    """Lines that say how many of these ids the gallery lacks. Does not raise: damage must not prevent a removal."""
+    """Return lines about ids that the gallery lacks. Damage to it is a line too: it must not prevent a removal."""
     if not (patients or studies):
         return []
     try:

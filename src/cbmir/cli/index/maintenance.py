@@ -137,7 +137,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
     if is_milvus(gallery):
         raise GalleryError("expected a gallery in a folder, found one in Milvus: a map is kept in the gallery's folder")
     with open_gallery(gallery) as opened:
-        if method == "auto":  # t-SNE needs at least 20 images
+        if method == "auto":  # t-SNE is no use for fewer than 20 images
             method = "tsne" if find_spec("sklearn") is not None and len(opened) >= 20 else "pca"
         layout = (_tsne(seed), "t-SNE") if method == "tsne" else (principal_plane, "principal components")
         made = GalleryProjection.make(opened, *layout, most=most, seed=seed)
@@ -147,7 +147,7 @@ def map_command(gallery: str, method: str, most: int, seed: int, as_json: bool) 
 
 
 def _tsne(seed: int) -> Any:
-    """t-SNE by scikit-learn, which the runtime does not depend on."""
+    """Return t-SNE by scikit-learn, which the runtime does not depend on."""
     manifold = require("sklearn.manifold", "train")
 
     def layout(vectors: Any) -> Any:

@@ -1,1 +1,1 @@
-"""`cbmir pacs`: cbmir for a PACS: DICOM in, standard results out."""
+"""`cbmir pacs`: analyse the radiographs of a PACS, and return results as DICOM or FHIR."""

@@ -102,7 +102,7 @@ def write_results(results: Results, stem: Path) -> list[Path]:
 
 
 def _images(given: Path) -> Iterator[Path]:
-    """The given path, or the DICOM files in a folder, except a DICOMDIR and cbmir's own results."""
+    """Yield the given path, or the DICOM files in a folder, except a DICOMDIR and cbmir's own results."""
     if not given.is_dir():
         yield given
         return
@@ -113,7 +113,7 @@ def _images(given: Path) -> Iterator[Path]:
 
 
 def _is_image(path: Path) -> bool:
-    """Whether a file is DICOM and not made by cbmir. Unreadable files count, so that the analysis reports why."""
+    """Return whether a file is DICOM and not made by cbmir, or unreadable, so that the analysis reports why."""
     from cbmir.runtime.dicom_output import is_own_result
     from cbmir.runtime.imaging.dicom_header import pydicom_unlogged, read_errors
     from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header

@@ -19,7 +19,7 @@ from cbmir.errors import UserError, require
     "cbmir pacs follow --dicomweb https://pacs.example/dicom-web --since 2026-01-01 --model model.onnx",
     cls=SignalsHeldCommand,
 )
-@option("--orthanc", metavar="URL", help="Follow the change feed of Orthanc, which has its DICOMweb plugin.")
+@option("--orthanc", metavar="URL", help="Follow the change feed of an Orthanc that has the DICOMweb plugin.")
 @option("--dicomweb", metavar="URL", help="Ask a DICOMweb server for new studies by QIDO-RS.")
 @option("--since", metavar="DAY|NUMBER", help="With --dicomweb the day of the oldest studies, YYYY-MM-DD; with "
         "--orthanc the number of the change to begin after, 0 for all. Meant for the first start: it overrides the "
