@@ -163,11 +163,11 @@ def listed_labels(text: str) -> list[str] | None:
     if len(text) > _LONGEST_LIST:
         return None
     try:
-        listed = ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        listed = parse_json(text)  # first, since Python's parser reads JSON's escapes differently
+    except ValueError:
         try:
-            listed = parse_json(text)  # JSON that is not Python
-        except ValueError:
+            listed = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
             return None
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         return None

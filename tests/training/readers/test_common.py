@@ -11,7 +11,15 @@ from cbmir.training.readers.common import listed_labels
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("", []), ("nan", []), ("['a', 'b ']", ["a", "b"]), ('["caf\\u00e9"]', ["café"]), ("7", None), ("[7]", None)],
+    [
+        ("", []),
+        ("nan", []),
+        ("['a', 'b ']", ["a", "b"]),
+        ('["caf\\u00e9"]', ["café"]),
+        ("7", None),
+        ("[7]", None),
+        (r'["a\/b", "\ud83e\udec1"]', ["a/b", "\N{LUNGS}"]),
+    ],
 )
 def test_lists_of_labels(text: str, expected: list[str] | None) -> None:
     assert listed_labels(text) == expected
