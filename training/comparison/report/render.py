@@ -118,11 +118,11 @@ PATIENTS_NOTICE = (
 def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, Any]:
     """Return the variables of `templates/content.j2`; `tables` are in the order of the report, by section."""
     protocol = results["protocol"]
-    table = "" if PROTOCOLS[protocol["name"]].labels else f" {results['plan']['manifest']}"
+    table = "" if PROTOCOLS[protocol["name"]].labels else results["plan"]["manifest"]
     return {
         "results": results,
         "protocol": PROTOCOLS[protocol["name"]],
-        "title": f"Benchmark: {protocol['title']}{table}",
+        "title": f"Benchmark: {table or protocol['title']}",
         "comparison": compared(results),
         "patients": " ".join([*results["notes"], NOT_A_DEVICE, PATIENTS_NOTICE]),
         "setting": _setting(results) if tables.is_sweep(results) else "",
