@@ -1,7 +1,7 @@
 """cbmir.demo: the runtime in a browser, built with Gradio. Nothing leaves the machine that serves it.
 
-`build(finder)` returns the page as Gradio blocks that can be launched anywhere; `serve` runs them in a server without
-access to the network. `desk` holds the actions, `page` the components, and `app` connects them.
+`build(finder)` returns the page as Gradio blocks that can be launched anywhere; `serve` runs them in a server that
+never contacts other machines. `desk` holds the actions, `page` the components, and `app` connects them.
 """
 
 import os

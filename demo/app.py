@@ -114,7 +114,7 @@ def _wire(blocks: gr.Blocks, at: Layout, desk: Desk, sessions: Sessions) -> None
             elif "finding" in link:
                 desk.by_findings(session, fresh, link["finding"])
             elif step:
-                raise UserError("The page has forgotten its image because it was not used for long. Open it again.")
+                raise UserError("This page was idle for too long and has forgotten its image. Open it again.")
             else:
                 session.shown = 0
 

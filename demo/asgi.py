@@ -1,6 +1,6 @@
 """The ASGI application around the page's Gradio blocks: it serves only the routes that the page uses, with limits.
 
-Among others it denies the routes that write answers to the disk (`deep_link`), serve files (`file=`), fetch URLs
+Among others, it denies the routes that write answers to the disk (`deep_link`), serve files (`file=`), fetch URLs
 (`proxy=`) or bypass the queue (`run`, `api`). Uploads have their own route (`UploadStore`).
 """
 
@@ -59,7 +59,7 @@ processing_utils.async_ssrf_protected_download = _no_download  # Gradio uses it 
 
 
 def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential | None = None) -> FastAPI:
-    """The page and everything it fetches. Requests must be for one of `hosts` (empty: any) and carry the login."""
+    """Make the application. Requests must be for one of `hosts` (empty: any) and carry the login."""
     app = FastAPI(openapi_url=None)
     app.add_middleware(BodyLimit, most=MOST_OF_QUESTION, timeout_s=QUESTION_S, streamed=(UPLOAD,))
     app.add_middleware(Guard, hosts=hosts, credential=login)
@@ -86,7 +86,7 @@ def create_app(blocks: gr.Blocks, hosts: Sequence[str] = (), login: Credential |
 
 
 class _BoundedAnswers:
-    """Forwards questions to Gradio's queue, which stores unread answers of up to 2,000 pages. If these are more than
+    """The route to Gradio's queue, which stores the unread answers of up to 2,000 pages. If there are more than
     MOST_UNREAD, the page with the oldest one is forgotten, and gets an error when it asks for its answers."""
 
     def __init__(self, app: ASGIApp, queue: Any) -> None:
@@ -101,7 +101,7 @@ class _BoundedAnswers:
         while len(self._unread) > MOST_UNREAD:
             oldest = next(iter(self._unread.values()))
             left, kept = questions.pop(oldest) & running, messages.pop(oldest, None)
-            if left and kept is not None:  # Gradio adds the answers to questions that are still running
+            if left and kept is not None:  # for the answers to questions that are still running
                 questions[oldest], messages[oldest] = left, type(kept)()
             self._unread = {one: page for one, page in self._unread.items() if page != oldest}
         await self._app(scope, receive, send)

@@ -17,7 +17,7 @@ _BEFORE = {"where": "", "since": "from "}  # prefix of a filter's text, if it is
 
 
 class ControlsError(UserError):
-    """The controls ask for an impossible search. The image that is being opened is not the cause."""
+    """The controls describe an impossible search. The image that is being opened is not the cause."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class Controls:
         return cls(**{**given, "k": int(k), "exclude": given["exclude"] is not False})
 
     def of_another(self) -> Self:
-        """The controls for another image, which may be of another patient."""
+        """Return the controls for another image, which may be of another patient."""
         return replace(self, patient="")
 
     def values(self) -> tuple[Any, ...]:
-        """The values of the page's controls, in the order of the fields."""
+        """Return the values for the page's controls, in the order of the fields."""
         values = (getattr(self, one.name) for one in fields(self))
         return tuple(list(value) if isinstance(value, tuple) else value for value in values)
 
@@ -70,26 +70,26 @@ class Controls:
         return Filter(where=where, view=self.view, source=self.source, since=self.since, until=self.until)
 
     def chips(self) -> list[dict[str, str]]:
-        """The active filters, each with the name that `dropped` takes."""
+        """Return the active filters, each with the name that `dropped` takes."""
         chips = [(f"having:{name}", f"with {spelled(name)}") for name in self.having]
         chips += [(f"without:{name}", f"without {spelled(name)}") for name in self.without]
         chips += [(name, _BEFORE.get(name, f"{name} ") + text) for name in TEXTS if (text := getattr(self, name))]
         return [{"name": name, "text": text} for name, text in chips]
 
     def link(self) -> list[tuple[str, str]]:
-        """The active filters as URL parameters, which `of_link` reads."""
+        """Return the active filters as URL parameters, which `of_link` reads."""
         several = [(name, one) for name in ("having", "without") for one in getattr(self, name)]
         return several + [(name, getattr(self, name)) for name in TEXTS if getattr(self, name)]
 
     def of_link(self, query: Mapping[str, Sequence[str]]) -> Self:
-        """A copy with the filters of a URL's parameters."""
+        """Return a copy with the filters of a URL's parameters."""
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         given |= {name: query[name] for name in ("having", "without") if name in query}
         given |= {name: query[name][0] for name in TEXTS if name in query}
         return self.of(tuple(given.values()))
 
     def dropped(self, name: str) -> Self:
-        """A copy without one filter, or, if the name is empty, without all of them."""
+        """Return a copy without one filter, or without all of them if the name is empty. Raises UserError."""
         if not name:
             return type(self)(k=self.k, exclude=self.exclude, patient=self.patient, point=self.point)
         kind, _, label = name.partition(":")
@@ -101,7 +101,7 @@ class Controls:
         return replace(self, **changes)
 
     def text(self, *, known: bool | None) -> str:
-        """The search in words. `known`: whether the image's patient is known; None if there is no image."""
+        """Describe the search. `known`: whether the image's patient is known; None if there is no image."""
         parts = [f"{self.k} images"]
         if known is not None:
             out = "left out" if self.exclude and known else "not left out"

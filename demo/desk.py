@@ -45,8 +45,8 @@ FROM_THUMBNAIL = (
 
 @dataclass(frozen=True, eq=False)
 class Beside:
-    """A gallery image that the viewer shows beside the query. `evidence` [h, w] is for the similarity; `whole` tells
-    whether the picture comes from the file or the thumbnail; the rest is as in `Upload`."""
+    """A gallery image that the viewer shows beside the query. `evidence` [h, w] is for the similarity; `whole` is
+    True if the picture comes from the file, not from the thumbnail; the rest is as in `Upload`."""
 
     entry: Entry
     neighbour: Neighbour
@@ -61,7 +61,7 @@ class Desk:
     def __init__(
         self, finder: Finder, examples: Sequence[Example], uploads: Callable[[], Path], feedback: Path | None = None
     ) -> None:
-        """`uploads` returns the folder for uploads, which is known only once the server runs.
+        """`uploads` returns the folder for uploads, which is only known once the server runs.
 
         Raises:
             UserError: The finder has no gallery, or the file for feedback cannot be used.
@@ -109,7 +109,7 @@ class Desk:
         try:
             entry = self.gallery.entry(id)
         except GalleryError as error:
-            raise UserError("The gallery has no such image any more.") from error
+            raise UserError("The gallery no longer has this image.") from error
         radiograph, whole = self._of_gallery(entry)
         known = replace(radiograph, sha256=entry.sha256, patient_id="", name=entry.id)  # the gallery knows the patient
         warnings = () if whole else (FROM_THUMBNAIL,)
@@ -188,7 +188,7 @@ class Desk:
         for neighbour in map(by_id.__getitem__, step.compare):
             entry = self.gallery.entry(neighbour.id)
             radiograph, whole = self._of_gallery(entry)
-            query = None if step.analysis is None else step.analysis.query  # or of the region
+            query = None if step.analysis is None else step.analysis.query  # of the region or refined search, if any
             evidence = None if query is None else self.finder.evidence_towards(radiograph, query)
             key = self.whole.keep(radiograph, key=f"gallery {entry.id} {entry.sha256}")
             picture = picture_of(radiograph.pixels)
@@ -196,7 +196,7 @@ class Desk:
         return beside
 
     def report(self, session: Session, label: str = "") -> str:
-        """The report on the image that is shown, as one HTML page."""
+        """Make the report on the current image, as one HTML page."""
         step = self._image_step(session)
         assert step.analysis is not None and step.image is not None
         label = label if label in self.finder.card.labels.names else ""
@@ -206,7 +206,7 @@ class Desk:
         )  # fmt: skip
 
     def dicom_results(self, session: Session) -> bytes:
-        """A zip file of a DICOM file's SR and SC, as `cbmir pacs analyze` makes them: for the whole image and without
+        """Make a zip file with a DICOM file's SR and SC, as `cbmir pacs analyze` does: for the whole image and without
         filters, but with the page's operating point and patient."""
         step = self._image_step(session)
         image, own = step.image, step.controls
@@ -248,7 +248,7 @@ class Desk:
         case = self.gallery.case_id(similar) if similar else ""
         self.feedback.add(self.finder.card.fingerprint, image, similar=case, label=label, value=said)
 
-    # Helpers.
+    # Internal steps.
 
     def _show(self, session: Session, step: Step) -> Step:
         self._check(step.controls)
@@ -297,7 +297,7 @@ class Desk:
         return replace(step, neighbours=tuple(first[: step.controls.k]), searched=step.controls.text(known=None))
 
     def _timeline(self, step: Step) -> list[Hit]:
-        """The dated images of the patient that are most similar to this one, oldest first."""
+        """Return the dated images of the patient that are most similar to this one, oldest first."""
         assert step.analysis is not None and step.image is not None
         radiograph, known = step.image.radiograph, step.analysis.known
         patient = step.controls.patient or radiograph.patient_id.strip()
@@ -321,7 +321,7 @@ class Desk:
         return upload
 
     def _of_gallery(self, entry: Entry) -> tuple[Radiograph, bool]:
-        """Read a gallery image. Also returns whether it comes from its file, not its thumbnail."""
+        """Read a gallery image. Returns it, and whether it comes from its file, not from its thumbnail."""
         try:
             image = self.finder.read(entry.image)
             if image.sha256 == entry.sha256 or not entry.sha256:
@@ -335,7 +335,7 @@ class Desk:
 
     def _step(self, session: Session) -> Step:
         if session.step is None:
-            raise UserError("Open an image first. The page has none, or was not used for long and has forgotten it.")
+            raise UserError("Open an image first. The page has none, or was idle for too long and has forgotten it.")
         return session.step
 
     def _image_step(self, session: Session) -> Step:
@@ -346,7 +346,7 @@ class Desk:
 
 
 def labels_of(step: Step) -> Sequence[str] | None:
-    """The labels that similar images are compared with; None if nothing is known about the image."""
+    """Return the labels that similar images are compared with; None if nothing is known about the image."""
     if step.analysis is None:
         return step.labels
     return step.analysis.query_labels if step.analysis.labels_known else None

@@ -18,7 +18,7 @@ from cbmir.errors import CbmirError
 
 
 def told(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Report cbmir's own errors to the visitor; Gradio hides the message of all others."""
+    """Report cbmir's own errors to the visitor. Gradio hides the messages of all others."""
 
     @wraps(act)
     def answering(*given: Any) -> Any:
@@ -38,7 +38,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         return Controls.of(given.values())
 
     def answer(step: Step | None) -> dict[str, Any]:
-        """The answer without paths and patients of the gallery: images are ids."""
+        """Return the answer without the gallery's paths and patients: its images are ids."""
         assert step is not None  # endpoints never return to the empty page
         neighbours = [
             {
@@ -60,10 +60,10 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
     def analyze(
         request: gr.Request, image: gr.FileData, k: int = 10, where: str = "", view: str = ""
     ) -> dict[str, Any]:
-        """Findings and similar images of a chest X-ray.
+        """Analyse a chest X-ray: its findings and similar images.
 
         Args:
-            image: PNG, JPEG, TIFF or DICOM, or a zip file of a study, of which the first image is analysed.
+            image: PNG, JPEG, TIFF or DICOM, or a zip file of a study, whose first image is analysed.
             k: How many similar images.
             where: Only images with these labels, such as "Effusion and not Mass".
             view: Only images of this view, such as "PA".
@@ -76,7 +76,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
     def search_by_findings(
         request: gr.Request, findings: list[str], k: int = 10, where: str = "", view: str = ""
     ) -> dict[str, Any]:
-        """Images of the gallery that have these findings: those with the most of them first, then the nearest.
+        """Search for images with these findings: those with the most of them first, then the nearest.
 
         Args:
             findings: Names of the model's findings.
@@ -92,7 +92,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
     def search_by_region(
         request: gr.Request, x0: float, y0: float, x1: float, y1: float, k: int = 10, where: str = ""
     ) -> dict[str, Any]:
-        """Images that are similar to a part of the image that was last analysed.
+        """Search for images that are similar to a part of the image that was last analysed.
 
         Args:
             x0: Left edge, in fractions of the image's width.
@@ -127,7 +127,7 @@ def add_endpoints(desk: Desk, sessions: Sessions) -> None:
         return answer(desk.refine(session_of(request), controls(k, where), wish))
 
     def report(request: gr.Request, finding: str = "") -> str:
-        """The report on the image that was last analysed.
+        """Make the report on the image that was last analysed.
 
         Args:
             finding: The finding whose evidence is drawn; by default the most probable one.

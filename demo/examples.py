@@ -34,15 +34,15 @@ class Example:
 
 
 def find_examples(finder: Finder, folder: Path | None = None) -> list[Example]:
-    """Up to MOST images: the readable ones of `folder` in the order of their names, or some of the gallery. Raises
-    UserError if the folder is missing or nothing in it can be read."""
+    """Return up to MOST images: the readable ones of `folder`, by name, or some of the gallery. Raises UserError if the
+    folder is missing or nothing in it can be read."""
     if folder is not None:
         return _of_folder(folder)
     return [] if finder.gallery is None else _of_gallery(finder.gallery)
 
 
 def _of_gallery(gallery: SearchableGallery) -> list[Example]:
-    """One image for each of the most common findings: the first one whose file still exists, each of another patient,
+    """Choose an image for each of the most common findings: the first whose file still exists, each of another patient,
     held-out images before those that the model was trained on. Searches `_LOOKED_AT` images, evenly spaced over the
     gallery; images are read only when a visitor chooses them."""
     ids = gallery.ids()

@@ -18,7 +18,7 @@ _MOST_BYTES = 256 * 2**20
 
 
 class Feedback:
-    """A CSV file of COLUMNS with one line per statement. If several are about the same thing, the last one counts."""
+    """A CSV file of COLUMNS with one line per answer of a reader. The last answer to the same question counts."""
 
     def __init__(self, path: Path) -> None:
         """Create the file, readable only by its owner, or append to an existing one.
@@ -44,10 +44,10 @@ class Feedback:
         line = _line(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}", model, image, similar, label, value)
         try:
             if self._path.stat().st_size > _MOST_BYTES:
-                raise UserError("The feedback was not kept: its file is full.")
+                raise UserError("The feedback was not saved: its file is full.")
             self._write(line)
         except OSError as error:
-            raise UserError("The feedback was not kept: its file cannot be written.") from error
+            raise UserError("The feedback was not saved: its file cannot be written.") from error
 
     def _write(self, data: bytes) -> None:
         """Write in one call, so that lines of several processes do not mix."""
@@ -55,7 +55,7 @@ class Feedback:
         try:
             if (written := os.write(descriptor, data)) < len(data):  # the disk is full, and only a part was written
                 if os.fstat(descriptor).st_size == (end := os.lseek(descriptor, 0, os.SEEK_CUR)):
-                    os.ftruncate(descriptor, end - written)  # no other process has written since
+                    os.ftruncate(descriptor, end - written)  # no other process has appended since
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:
             os.close(descriptor)

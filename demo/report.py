@@ -35,9 +35,9 @@ def report_html(
     card: ModelCard, gallery: SearchableGallery, image: Upload, analysis: Analysis, searched: str, *,
     label: str = "", now: datetime | None = None, timeline: Sequence[Hit] = (),
 ) -> str:  # fmt: skip
-    """`label` is the finding whose evidence is shown, by default the first one predicted; `searched` is plain text.
+    """Render the report. `searched` is plain text; `timeline` has other images of the patient.
 
-    `timeline` has other images of the patient. For a model without findings, the nearest image's evidence is shown.
+    Evidence is shown for `label`, by default the first predicted finding; without findings, for the nearest image.
     """
     findings = most_probable_first(analysis.findings)
     when = (now or datetime.now(UTC)).strftime("%Y-%m-%d %H:%M UTC")
@@ -56,7 +56,7 @@ def report_html(
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
         f"<style>{static('report.css')}</style>"
         f'</head><body>{bar}<button class="print" onclick="print()">Print, or save as PDF</button>'
-        f'<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report of a case</h1>'
+        f'<p class="device">{escape(NOT_A_DEVICE)}</p><h1>cbmir: report on an image</h1>'
         f'<p class="fine">{when} · {escape(name)}</p>'
         f'{alerts_html(analysis.warnings)}<div class="case"><div>'
         f"{_figure('The X-ray', image.picture, shown, analysis.region)}"
@@ -71,7 +71,7 @@ def report_html(
 
 
 def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
-    """The patient's other images, or an empty text."""
+    """Render the patient's other images; empty if there are none."""
     figures = []
     for hit in hits:
         jpeg = gallery.thumbnail(hit.entry.id)
@@ -81,12 +81,12 @@ def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
             f"<figure>{picture}<figcaption><b>{escape(hit.entry.date)}</b>, distance {hit.distance:.3f}<br>"
             f"{escape(labels)}<br>{escape(gallery.case_id(hit.entry.id))}</figcaption></figure>"
         )
-    head = '<h2>Of this patient id in the gallery</h2><p class="fine">The most similar dated images, at most six.</p>'
+    head = '<h2>Gallery images with this patient id</h2><p class="fine">The most similar dated images, at most six.</p>'
     return f'{head}<div class="timeline">{"".join(figures)}</div>' if hits else ""
 
 
 def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) -> str:
-    """A figure of the evidence for a finding, or for the nearest similar image; empty if there is neither."""
+    """Render the evidence for a finding, or for the nearest similar image; empty if there is neither."""
     findings = most_probable_first(analysis.findings)
     if findings:
         label = label or next((one.label for one in findings if one.predicted), findings[0].label)

@@ -1,4 +1,4 @@
-"""Serves the demo on one port, without any request to another machine.
+"""The demo's server: one port, and no request to another machine.
 
 It does not use Gradio's `launch`, which obeys environment variables that open tunnels and folders, and uses proxies.
 """
@@ -57,7 +57,7 @@ def serve(
     with sigterm_interrupts(), bound(host, port) as listener, _uploads():  # uvicorn raises SIGTERM again when it stops
         if login is None and not is_loopback(host):
             log.warning(
-                "%s can be reached from other machines, and no --login is asked for: the gallery is patient data.", host
+                "%s can be reached from other machines, and no --login is set: the gallery is patient data.", host
             )
         app = create_app(build(finder, examples, _chart(finder), feedback), allowed_hosts(host), login)
         warm_up(finder)
@@ -77,12 +77,12 @@ def load_login(place: str) -> Credential:
     login = read_secret(place, "a login as NAME:PASSWORD", _ADVICE)
     name, _, password = login.partition(b":")
     if not name or len(password) < _SHORTEST:
-        raise UserError(f"expected NAME:PASSWORD, the password of at least {_SHORTEST} characters, found less")
+        raise UserError(f"expected NAME:PASSWORD with a password of at least {_SHORTEST} characters, found other text")
     return Credential("Basic", base64.b64encode(login), "the demo's name and password")
 
 
 def _chart(finder: Finder) -> GalleryProjection | None:
-    """The gallery's map, if it has one. Raises GalleryError if it was made with another model."""
+    """Load the gallery's map, if it has one. Raises GalleryError if it was made with another model."""
     chart = GalleryProjection.load(finder.gallery.path) if isinstance(finder.gallery, Gallery) else None
     if chart is not None and chart.fingerprint != finder.card.fingerprint:
         raise GalleryError("expected a map made with this model, found one of another; rebuild it: 'cbmir index map'")
@@ -92,7 +92,7 @@ def _chart(finder: Finder) -> GalleryProjection | None:
 @contextmanager
 def _uploads() -> Iterator[None]:
     """Create a private folder for uploads, which Gradio finds by its environment variable. A second process deletes it
-    when this one ends, even if it is killed."""
+    when this one ends, even if this one is killed."""
     before, folder = os.environ.get(_FOLDER), tempfile.mkdtemp(prefix="cbmir-demo-")
     # Its input closes when this process ends. It has its own session, so that Ctrl-C does not reach it.
     with subprocess.Popen(

@@ -100,11 +100,11 @@ class Session:
         return self.steps.get(self.shown)
 
     def cases(self) -> dict[object, Step]:
-        """The latest step of each study, image or set of findings that was opened, oldest first."""
+        """Return the latest step of each study, image or set of findings that was opened, oldest first."""
         return {step.images or step.labels: step for step in self.steps.values() if not step.above}
 
     def trail(self) -> list[Step]:
-        """The breadcrumbs: the current step and those before it, the first one first."""
+        """Return the breadcrumbs: the steps that lead to the current one, and that step."""
         trail: list[Step] = []
         number = self.shown
         while number in self.steps:
@@ -131,7 +131,7 @@ class Sessions:
         self._timer: Timer | None = None
 
     def arrive(self, page: str, secret: object) -> str:
-        """The session's name for a page that was opened or reloaded. It is the secret that the browser stores.
+        """Return the session's name for a page that was opened or reloaded: the secret that the browser stores.
 
         A duplicated tab sends the secret of an open page, and gets a copy of that session under a new name.
         """

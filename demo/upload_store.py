@@ -27,7 +27,7 @@ MOST_OF_FILE = 64 * 2**20
 MOST_OF_VISITOR = 512 * 2**20
 MOST_IN_ALL = 2**30
 UPLOAD_S = 120.0  # to receive the body of an upload
-_LEAST = 2**20  # bytes that each upload counts at least, which also limits the number of small ones
+_LEAST = 2**20  # every upload counts as at least this many bytes, which also limits the number of small ones
 _MOST_FIELDS = 8
 
 

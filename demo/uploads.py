@@ -99,12 +99,12 @@ class WholeImages:
             self._images.pop(key, None)
 
     def dicom(self, key: str) -> bytes:
-        """The DICOM file of an image; empty if it is no longer kept or the image was not DICOM."""
+        """Return the DICOM file of an image; empty if it is no longer kept or the image was not DICOM."""
         with self._lock:
             return self._images.get(key, (None, b""))[1]
 
     def show(self, key: object) -> dict[str, Any] | None:
-        """The `whole_image` of a kept image, or None. Encodes one image at a time."""
+        """Return the `whole_image` of a kept image, or None. Encodes one image at a time."""
         with self._lock:
             if not isinstance(key, str) or key not in self._images:
                 return None
@@ -121,7 +121,7 @@ def _bytes_of(kept: tuple[Radiograph, bytes]) -> int:
 
 
 def picture_of(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image uint8 [H, W], reduced if its longer side exceeds PICTURE_SIDE."""
+    """Reduce an image uint8 [H, W] if its longer side exceeds PICTURE_SIDE."""
     picture = Image.fromarray(pixels)
     picture.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     return np.array(picture)
@@ -145,7 +145,7 @@ def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str]
             raise UserError("expected a file that was uploaded here, found none; drop it again")
         for name, content in _contents(places, folder):
             if len(found) == MOST_IMAGES:
-                left_out.append(f"what follows the first {MOST_IMAGES} images was not looked at: {name} and on")
+                left_out.append(f"only the first {MOST_IMAGES} images were read, not {name} and later files")
                 break
             try:
                 if isinstance(content, ImageError):
@@ -163,7 +163,7 @@ def read_uploads(paths: Sequence[str], folder: Path, read: Callable[[bytes, str]
 
 
 def _place(path: str, folder: Path) -> Path | None:
-    """The path, or None if it is not an upload."""
+    """Return the path, or None if it is not an upload."""
     place = Path(path)
     own = not place.is_symlink() and place.resolve().is_relative_to(folder.resolve()) and place.is_file()
     return place if own else None
@@ -178,7 +178,7 @@ def _delete(place: Path, folder: Path) -> None:
 
 
 def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes | ImageError]]:
-    """The name of each file, including those in zip files, and its content or the ImageError that reading it raised."""
+    """Yield the name of each file, including those in zip files, and its content or why it cannot be read."""
     left = _MOST_BYTES
     for place in places:
         name = place.name
@@ -199,7 +199,7 @@ def _contents(places: Sequence[Path], folder: Path) -> Iterator[tuple[str, bytes
 
 
 def _members(data: bytes, name: str) -> Iterator[tuple[str, int, Callable[[], bytes | ImageError]]]:
-    """The name and size in bytes of each file in a zip file, and a function that unpacks it."""
+    """Yield the name and size in bytes of each file in a zip file, and a function that unpacks it."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
     except _DAMAGE as error:

@@ -31,8 +31,8 @@ Region = tuple[float, float, float, float]
 #: RGB for cells above and below an even share, distinguishable with every kind of colour vision.
 MORE, LESS = (255, 140, 0), (45, 125, 255)
 FLAT = 0.2  # differences below this part of an even share stay pale, so that a flat map looks flat
-SIGNED = 0.5  # cells get a sign from this part of the colour scale on
-LEAST_CELLS = 0.5  # the smallest region, in cells: a smaller part of a cell says nothing about the region
+SIGNED = 0.5  # the part of the colour scale from which on cells get a sign
+LEAST_CELLS = 0.5  # minimum size of a region, in cells: less of a cell says nothing about the region
 
 
 def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -211,7 +211,7 @@ def overlay(
 
 
 def _signed(picture: NDArray[np.uint8], shares: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Draw a white + or - on black into a picture uint8 [H, W, 3], in the cells of `shares` [h, w] from SIGNED on."""
+    """Draw a white + or - on black into a picture uint8 [H, W, 3], in the cells whose `shares` [h, w] reach SIGNED."""
     drawn = Image.fromarray(picture)
     draw = ImageDraw.Draw(drawn)
     down, across = picture.shape[0] / shares.shape[0], picture.shape[1] / shares.shape[1]

@@ -26,7 +26,7 @@ _BLOCK = 4096  # rows compared at once: 16 MB of cosines for 1,000 samples
 
 @dataclass(frozen=True)
 class Novelty:
-    """The measured `distance`; the `percentile` in [0, 100], which is the percentage of the gallery's images that are
+    """The measured `distance`, in [0, 2]; the `percentile` in [0, 100], the percentage of the gallery's images that are
     nearer to the rest of it; and `flagged`, True from `QUANTILE` on: nothing in the gallery looks like this image."""
 
     distance: float

@@ -26,7 +26,7 @@ _SPELLED = {"val": "validation", "ndcg": "nDCG", "acg": "ACG", "auc": "AUC", "ja
 
 
 def card_html(card: ModelCard) -> str:
-    """The card as sections of facts; missing facts are left out."""
+    """Render the card as sections of facts. Missing facts are left out."""
     stated = (*_LIMITS, *_LIMITS_OF_FINDINGS) if card.has_findings else (*_LIMITS, WITHOUT_FINDINGS)
     limits = "".join(f"<li>{escape(limit)}</li>" for limit in stated)
     return (
@@ -54,7 +54,7 @@ def _metrics(metrics: Mapping[str, Any]) -> str:
 
 
 def _metric_rows(metrics: Mapping[str, Any], above: str) -> list[tuple[str, str, str]]:
-    """Rows of a table. Metrics may be grouped; plain numbers are counts, and left out."""
+    """Make the rows of a table. Metrics may be grouped; plain numbers are counts, and left out."""
     rows: list[tuple[str, str, str]] = []
     for name, value in metrics.items():
         if not isinstance(value, Mapping) or value.get("value", 0) is None:

@@ -12,9 +12,9 @@ from cbmir.runtime.neighbours import IN_GALLERY, NOTHING_ALIKE, PATIENT_NOT_FOUN
 #: Headlines of the kinds of image warnings that make findings and similar images worthless.
 _GRAVE = {
     "not a chest": "This does not look like a chest X-ray",
-    "part of a chest": "This looks like a part of a chest X-ray",
+    "part of a chest": "This looks like part of a chest X-ray",
     "inverted": "Black and white look swapped in this image",
-    "turned": "This image looks turned",
+    "turned": "This image looks rotated",
     "lateral view": "This is a lateral view",
     "probably not frontal": "This is probably not a frontal view",
     "animal": "This is an X-ray of an animal",
@@ -40,12 +40,12 @@ _SHORT = {
 
 
 def is_grave(warning: str) -> bool:
-    """Whether the findings and similar images of an image with this warning are unreliable."""
+    """Return whether the findings and similar images of an image with this warning are unreliable."""
     return warning in (NOTHING_ALIKE, NOT_A_PHANTOM) or getattr(warning, "kind", "") in _GRAVE
 
 
 def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
-    """The warnings above an answer, without those that the bar of a phantom model states; it may be empty."""
+    """Render the warnings above an answer, without that of a phantom model, which has its own bar. May be empty."""
     grave = [warning for warning in warnings if is_grave(warning)]
     routine = [warning for warning in warnings if _is_routine(warning)]
     rest = [warning for warning in warnings if warning not in (*grave, *routine, OF_PHANTOMS)]
@@ -61,9 +61,9 @@ def alerts_html(warnings: Sequence[str], left_out: Sequence[str] = ()) -> str:
 
 
 def words_of(error: CbmirError) -> str:
-    """The message for a visitor. A gallery's own message would name its files."""
+    """Return the message for a visitor. A gallery's own message would name its files."""
     if isinstance(error, GalleryError):
-        return "The gallery has no such image any more, or it cannot be read."
+        return "The gallery no longer has this image, or cannot be read."
     return str(error)
 
 
@@ -77,7 +77,7 @@ def _is_routine(warning: str) -> bool:
 
 
 def _note(kind: str, headline: str, text: str) -> str:
-    """`headline` is plain text; `text` is HTML, folded under the headline if there is one."""
+    """Render a note. `headline` is plain text; `text` is HTML, folded under the headline if there is one."""
     if not headline:
         return f'<div class="note {kind}">{text}</div>'
     head = f"<summary><strong>{escape(headline)}</strong></summary>"

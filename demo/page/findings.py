@@ -21,7 +21,7 @@ UNCOUNTED = "Similar images are not counted here: they were searched for by thei
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
-    """The finding's threshold as a calibrated probability; None if it has no threshold or calibration."""
+    """Return the finding's threshold as a calibrated probability; None if it has no threshold or calibration."""
     calibration = card.calibration[card.labels.index(finding.label)]
     if calibration is None or finding.threshold is None:
         return None
@@ -29,7 +29,7 @@ def threshold_probability(card: ModelCard, finding: Finding) -> float | None:
 
 
 def findings_html(card: ModelCard, analysis: Analysis, *, gated: str = "", asked: bool = False) -> str:
-    """The findings above, below and without a threshold, each group with the most probable first.
+    """Render the findings above, below and without a threshold, each group with the most probable first.
 
     Args:
         card: The model's card with all operating points; the analysis names the one that applies.
@@ -89,12 +89,12 @@ def _row(
 
 
 def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bool]:
-    """The number of similar images with a finding, in words, and whether it contradicts the prediction."""
+    """Say how many similar images have a finding. Also returns whether that contradicts the prediction."""
     if of is None:
         return "not in the gallery's labels", False
     known, having = of.positive + of.uncertain + of.negative, of.positive + of.uncertain
     if not known:
-        return "not known of the similar images", False
+        return "not known for the similar images", False
     text = f"in {having} of {known} similar images"
     rare = False  # no similar image has it, which is unlikely by chance
     if of.gallery is not None:
@@ -105,7 +105,7 @@ def neighbours_say(finding: Finding, of: LabelAgreement | None) -> tuple[str, bo
 
 
 def novelty_html(novelty: Novelty | None) -> str:
-    """One line about how unusual the image is for the gallery."""
+    """Say in one line how unusual the image is for the gallery."""
     text = "The gallery is too small to tell whether it has anything like this image."
     if novelty is not None:
         text = (

@@ -86,8 +86,8 @@ class Layout:
                 gr.Tab("By findings", id="search", elem_id="search", visible=card.has_findings),
                 gr.Column(elem_classes="text"),
             ):
-                html("<p>Finds images of the gallery that show these findings: those with most of them first, then the "
-                     "nearest.</p>")  # fmt: skip
+                html("<p>Finds images in the gallery that show these findings: those with the most of them first, then "
+                     "the nearest.</p>")  # fmt: skip
                 self.wanted = gr.CheckboxGroup(own, label="Findings")
                 self.find = gr.Button("Find images", variant="primary", scale=0)
             with gr.Tab("Map", id="map"), gr.Column(elem_classes="text"):
@@ -97,7 +97,7 @@ class Layout:
 
 
 def search_controls(counts: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
-    """All controls but the operating point, with the number of gallery images for each choice."""
+    """Make all controls except the operating point, with the number of gallery images for each choice."""
     having = counts.get("labels", {})
     labels = [(f"{spelled(name)} ({having[name]})" if name in having else spelled(name), name) for name in names]
 
@@ -141,12 +141,12 @@ def add_map(gallery: SearchableGallery, chart: GalleryProjection | None) -> None
         show_label=False,
     )  # fmt: skip
     html(f"<p class='fine'>{len(chart.ids)} images by {escape(chart.method)}. Similar images are near each "
-         "other; distances between far ones mean little.</p>")  # fmt: skip
+         "other; large distances mean little.</p>")  # fmt: skip
     label.input(lambda name: points(gallery, chart, name), label, plot, api_visibility="private")
 
 
 def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> pd.DataFrame:
-    """One row per image of the map, without those that the gallery no longer has."""
+    """Make one row per image of the map, without those that the gallery no longer has."""
     known = set(gallery.ids())
     places = {id: place for id, place in zip(chart.ids, chart.points.tolist(), strict=True) if id in known}
     signs = (_SIGNS[(entry.labels or {}).get(name)] for entry in gallery.entries(list(places)))
@@ -155,7 +155,7 @@ def points(gallery: SearchableGallery, chart: GalleryProjection, name: str) -> p
 
 
 def theme() -> gr.themes.Base:
-    """A theme with the colours of `static/page.css` and the system's fonts."""
+    """Make a theme with the colours of `static/page.css` and the system's fonts."""
     look = gr.themes.Base(
         primary_hue="teal", neutral_hue="slate", text_size="sm", spacing_size="sm", radius_size="sm",
         font=[gr.themes.Font("system-ui"), gr.themes.Font("sans-serif")],

@@ -13,7 +13,7 @@ _TEMPLATE_SIGNS = str.maketrans({"{": "&#123;", "}": "&#125;", "$": "&#36;", "`"
 
 
 def static(*names: str) -> str:
-    """The concatenated contents of files in the folder `static`."""
+    """Read and concatenate files of the folder `static`."""
     return "".join((_STATIC / name).read_text("utf-8") for name in names)
 
 
@@ -23,7 +23,7 @@ def escape(text: str) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as whole per cent; small shares become <1%, never 0%."""
+    """Format a share as whole per cent. Small shares become <1%, never 0%."""
     return "<1%" if 0 < share < 0.005 else f"{100 * share:.0f}%"
 
 
@@ -32,7 +32,7 @@ def data_uri(data: bytes, kind: str = "image/jpeg") -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose cells are already HTML; the first cell of each row is its header."""
+    """Render a table. Its cells are already HTML, and the first cell of each row is its header."""
     columns = "".join(f'<th scope="col">{name}</th>' for name in head)
     lines = "".join(
         f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>' for name, *cells in rows

@@ -27,8 +27,8 @@ from cbmir.runtime.results import Analysis, Neighbour
 log = logging.getLogger("cbmir")
 
 Updates = dict[Any, Any]  # component -> its new value or its update
-_INTERNAL = "Something went wrong on the server, whose log says more. Try again, or open another image."
-_EMPTY = "No image of the gallery passes these filters."
+_INTERNAL = "Something went wrong on the server; its log says more. Try again, or open another image."
+_EMPTY = "No image in the gallery passes these filters."
 
 
 class Screen:
@@ -36,7 +36,7 @@ class Screen:
         self._desk, self._at = desk, layout
 
     def answer(self, session: Session, act: Callable[[], object], *, opening: bool) -> Updates:
-        """Perform an action and show the session's current step. If it cannot be shown, the session is restored."""
+        """Perform an action and show the session's current step. If that fails, restore the session."""
         before = session.copy()
         try:
             act()
@@ -57,7 +57,7 @@ class Screen:
         return {self._at.alerts: gr.skip()}
 
     def show(self, session: Session) -> Updates:
-        """The session's current step, or the empty page."""
+        """Show the session's current step, or the empty page."""
         step, at = session.step, self._at
         if step is None:
             return self._blank(session, "")
@@ -134,7 +134,7 @@ class Screen:
             card(rank, neighbour, entry, thumbnail, self._words(step, neighbour), labels)
             for rank, (neighbour, entry, thumbnail) in enumerate(found, 1)
         ]
-        note = "of the 200 nearest, those with most of the findings first" if step.analysis is None else ""
+        note = "of the 200 nearest, those with the most findings first" if step.analysis is None else ""
         heading = "Similar images" if step.analysis else f"Images with {step.title}"
         return {
             "heading": "Similar to the box" if step.region else heading, "note": note,
@@ -144,7 +144,7 @@ class Screen:
         }  # fmt: skip
 
     def _words(self, step: Step, neighbour: Neighbour) -> str:
-        """The similarity of an image to the query, in words."""
+        """Say how similar an image is to the query."""
         if step.analysis is None:
             return f"{len(neighbour.shared)} of {len(step.labels)} findings"
         return f"distance {neighbour.distance:.3f}"

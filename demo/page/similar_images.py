@@ -15,7 +15,7 @@ from cbmir.runtime.results import Neighbour
 
 
 def similar_images() -> gr.HTML:
-    """The component that shows ranked similar images with their labels, reports and actions.
+    """Make the component that shows ranked similar images with their labels, reports and actions.
 
     Its value is JSON: {"step": a number, "heading", "note", "searched", "empty": texts, "chips": filters that are set,
     "cards": see `card`, "alike", "unlike", "pinned": ids, "can_refine"}.
@@ -34,7 +34,7 @@ def card(
     rank: int, neighbour: Neighbour, entry: Entry, thumbnail: bytes | None, words: str,
     query_labels: Sequence[str] | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """One similar image as plain values, which the page inserts as text, never as HTML.
+    """Describe a similar image in plain values, which the page inserts as text, never as HTML.
 
     Args:
         words: Its similarity in words.
@@ -50,19 +50,19 @@ def card(
 
 
 def mentions(report: str, labels: Sequence[str]) -> list[tuple[str, bool]]:
-    """The report in pieces, and whether each piece is the name of one of these labels, negated or not."""
+    """Split a report. Returns each piece, and whether it is the name of one of these labels, negated or not."""
     names = "|".join(rf"\b{re.escape(spelled(label))}\b" for label in labels)
     pieces = re.split(f"({names})", report, flags=re.IGNORECASE) if names else [report]
     return [(piece, at % 2 == 1) for at, piece in enumerate(pieces) if piece]
 
 
 def box_corners(neighbour: Neighbour) -> list[list[float]]:
-    """The boxes of its findings, as (x0, y0, x1, y1) in fractions of the image."""
+    """Return the boxes of its findings, as (x0, y0, x1, y1) in fractions of the image."""
     return [[box.left, box.top, box.left + box.width, box.top + box.height] for box in neighbour.boxes]
 
 
 def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Neighbour) -> list[dict[str, str]]:
-    """The labels of both images, each with its kind and an explanation."""
+    """Return the labels of both images, each with its kind and an explanation."""
 
     def texts(names: Sequence[str]) -> list[str]:
         return [spelled(name) + " (uncertain)" * (name in neighbour.uncertain) for name in names]
@@ -80,8 +80,8 @@ def label_marks(query_labels: Sequence[str] | None, entry: Entry, neighbour: Nei
             ("theirs", "only on this similar image",
              texts([name for name in entry.positive if name not in neighbour.shared])),
             ("ours", "not on this similar image", [f"not: {not_there}"] if not_there else []),
-            ("unknown", "not known of this similar image", [f"unknown: {unknown}"] if unknown else []),
+            ("unknown", "not known for this similar image", [f"unknown: {unknown}"] if unknown else []),
         ]  # fmt: skip
     if not entry.positive:
-        groups.insert(0, ("none", "of this similar image", [entry.without_positive]))
+        groups.insert(0, ("none", "on this similar image", [entry.without_positive]))
     return [{"text": text, "kind": kind, "words": words} for kind, words, found in groups for text in found]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def viewer(whole: Callable[[Any], dict[str, Any] | None]) -> gr.HTML:
-    """The component that shows X-rays; zoom, window and level work in the browser.
+    """Make the component that shows X-rays. Zoom, window and level work in the browser.
 
     Its value is a JSON string, because Gradio traverses other values: {"panes", "maps": finding -> cells,
     "names": finding -> its spelled name, "region": box or None, "note", "boxed": whether there are boxes to show,
@@ -49,7 +49,7 @@ def pane(
     name: str, picture: NDArray[np.uint8], spec: PreprocessSpec, caption: str, key: str, about: dict[str, Any],
     held: Container[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
-    """An image for the viewer, with the part that the model sees, in fractions.
+    """Describe an image for the viewer, with the part that the model sees, in fractions.
 
     Args:
         name: The picture's name. Pictures that the page already has (`held`) are not sent again, as they make up nearly
@@ -67,8 +67,8 @@ def pane(
 
 
 def about_image(radiograph: Radiograph) -> dict[str, Any]:
-    """The file's size in pixels ("size") and in mm ("mm"), the plane in which these are measured ("where"), whether it
-    has more grey values than its picture ("deep"), and the patient's sides at its edges ("sides")."""
+    """Return a file's size in pixels ("size") and in mm ("mm"), the plane in which the mm are measured ("where"),
+    whether it has more grey values than its picture ("deep"), and the patient's sides at its edges ("sides")."""
     (rows, columns), spacing = radiograph.stored.shape, radiograph.spacing
     about = {"size": [columns, rows], "mm": None, "where": "", "deep": radiograph.values is not None,
              "sides": radiograph.sides}  # fmt: skip
@@ -78,7 +78,7 @@ def about_image(radiograph: Radiograph) -> dict[str, Any]:
 
 
 def whole_image(radiograph: Radiograph) -> dict[str, Any]:
-    """An image with all its pixels and values: only {"src"} if it has at most 256 greys, otherwise also "values" and
+    """Encode an image with all its pixels and values: only {"src"} if it has at most 256 greys, else also "values" and
     the window of its picture ("low", "high", "inverted", "edge").
 
     Each pixel stores the rank of its value among the values present, the high byte in red and the low byte in green,
@@ -105,7 +105,7 @@ def whole_image(radiograph: Radiograph) -> dict[str, Any]:
 
 
 def picture_uri(pixels: NDArray[np.uint8]) -> str:
-    """An image uint8 [H, W] as a lossless data URI: a BMP, because encoding a PNG takes longer than an answer."""
+    """Encode uint8 [H, W] as a lossless data URI: a BMP, because encoding a PNG takes longer than an answer."""
     bitmap = io.BytesIO()
     Image.fromarray(pixels).save(bitmap, "BMP")
     return data_uri(bitmap.getvalue(), "image/bmp")

@@ -26,7 +26,7 @@ from cbmir.runtime.results import Analysis, Finding, Neighbour, most_probable_fi
 MANUFACTURER = MODEL_NAME = "cbmir"
 VERSION = __version__
 ALGORITHM = "cbmir chest X-ray findings and retrieval"
-#: The warning without findings and neighbours, as for an embedding model without a gallery.
+#: The warning if there are neither findings nor neighbours, as for an embedding model without a gallery.
 NOTHING_TO_REPORT = "This image has neither findings nor similar images, so no structured report is made."
 MOST = 10  # priors in a result
 _LOOKED_AT = 100  # nearest images of the patient to look for priors in: some are later, or of the same study
@@ -129,9 +129,9 @@ def _own_priors(
     if gallery is None:
         return (), ("No gallery was searched for priors of this patient.",)
     if not source.patient_id:
-        return (), ("The patient of this image is not known, so no priors were searched.",)
+        return (), ("The patient of this image is not known, so priors were not searched for.",)
     if not gallery.finds_patients:
-        return (), ("The gallery keeps pseudonyms and was opened without their key, so no priors were searched.",)
+        return (), ("The gallery keeps pseudonyms and was opened without their key, so priors were not searched for.",)
     asked = Filter(only_patients=frozenset({source.patient_id}))
     priors: list[Prior] = []
     unreadable = 0

@@ -69,7 +69,7 @@ def _made(content: Content, kind: str, uid: str) -> Resource:
 
 
 def _finding(finding: Finding) -> Resource:
-    """Make a value (whether the score exceeds the threshold) with components: probability, score and threshold."""
+    """Make the value, whether the score exceeds the threshold, with probability, score and threshold as components."""
     verdict, components = own.predicted_code(finding.predicted), []
     for name, value, unit in own.measured(finding):
         quantity = {"value": round(value, 6), "unit": unit.meaning, "system": own.SYSTEMS["UCUM"], "code": unit.value}

@@ -64,7 +64,7 @@ def _draw_page(content: Content, analysis: Analysis, image: Radiograph, spec: Pr
 
 
 def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[np.float32]] | None:
-    """Return title, legend and evidence map of the first predicted finding, else the first one, else the neighbour."""
+    """Return title, legend and map of the evidence for the top finding, predicted if possible, or the nearest image."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
         legend = (
@@ -245,7 +245,7 @@ def page(content: Content, analysis: Analysis, image: Radiograph, spec: Preproce
     made.Laterality = ""  # type 2C
     made.ConversionType = "WSD"
     made.DateOfSecondaryCapture, made.TimeOfSecondaryCapture = made.ContentDate, made.ContentTime
-    made.BurnedInAnnotation = source.burned_in or "YES"  # the page shows the image, which may name the patient
+    made.BurnedInAnnotation = source.burned_in or "YES"  # if not stated, the image on the page may name the patient
     made.ImageComments = own.DISCLAIMER
     made.DerivationDescription = "Page of findings, evidence and similar images"
     reference = item(ReferencedSOPClassUID=source.sop_class, ReferencedSOPInstanceUID=source.uid)

@@ -1,4 +1,4 @@
-"""The engine protocol: with any library, a batch of preprocessed images goes in, and embeddings and scores come out.
+"""The base of all engines: a batch of preprocessed images goes in, and embeddings and scores come out.
 
 Any number of threads can use one engine, but only in the process that opened it, because a fork loses the libraries'
 threads. Open the model again in each process, and start processes with `spawn` or `forkserver`.

@@ -97,7 +97,7 @@ class OpenVinoEngine(Engine):
         head = decode_head(_metadata(self._model, HEAD_KEY, self._path), card, path)
         super().__init__(card, head, threads=threads, mode=mode)
         if self.threads > available_threads():  # OpenVINO would not use more
-            self.warn(f"{self.threads} threads were requested; OpenVINO runs on {available_threads()}, all there are")
+            self.warn(f"{self.threads} threads were requested; OpenVINO uses the {available_threads()} available")
             self.threads = available_threads()
         if self._path.suffix.lower() == ".onnx" and card.precision not in ("float32", "bfloat16"):
             raise EngineError(f"{path}: expected an .onnx file in float32 for OpenVINO, found one in {card.precision}, "

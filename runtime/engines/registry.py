@@ -39,7 +39,7 @@ def probe(engine: str) -> tuple[str, str]:
         return str(_MODULES[engine].check(engine)), ""
     except CbmirError as error:
         return "", str(error)
-    except Exception as error:  # noqa: BLE001  a broken library may raise anything, which is the answer here
+    except Exception as error:  # noqa: BLE001  a broken library may raise anything, and the error is the answer
         return "", f"{engine} does not work: {type(error).__name__}: {error}"
 
 
@@ -145,7 +145,7 @@ def open_engine(
 
 def _check_arguments(path: Path, engine: str, threads: int | None, mode: Mode) -> None:
     if engine not in ENGINES:
-        raise EngineError(f"expected an engine of {', '.join(ENGINES)}; found {engine!r}")
+        raise EngineError(f"expected an engine among {', '.join(ENGINES)}; found {engine!r}")
     if threads is not None and threads < 1:
         raise EngineError(f"expected at least 1 thread, found {threads}")
     if mode not in MODES:

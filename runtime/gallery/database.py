@@ -258,7 +258,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def said(error: Exception) -> str:
-    """Return the message of an error in `DAMAGE`, without values from the database, which may be a report."""
+    """Return the message of an error in `DAMAGE`, without values from the database, such as a report."""
     return str(error) if _is_quotable(error) else "text that is not UTF-8"
 
 

@@ -111,7 +111,7 @@ EVERY = Filter()
 
 
 def parse_day(text: str, where: str = "") -> int:
-    """Convert a date YYYY-MM-DD to the number YYYYMMDD. Raises GalleryError for other text, with `where` at the end."""
+    """Convert a date YYYY-MM-DD to the number YYYYMMDD. Raises GalleryError, which ends with `where`."""
     try:
         if not re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII):
             raise ValueError

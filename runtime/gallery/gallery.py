@@ -67,7 +67,7 @@ class Gallery(EditableGallery):
     """
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
-        """Take over the connections. Raises GalleryError if they do not lead to a whole gallery of this schema."""
+        """Take over the connections. Raises GalleryError if they do not lead to a complete gallery."""
         self.path, self.home = connections.folder, connections.home  # as requested; the folder of the live files
         self._connections = connections
         try:
@@ -316,8 +316,8 @@ class Gallery(EditableGallery):
             if len(trusted) == count:
                 return trusted
             self._index.forget(snapshot)
-        raise GalleryError(f"{self.path}: expected the vectors in memory to be those stored, found others, even after "
-                           "loading again; check memory and disk, and run 'cbmir index verify'")  # fmt: skip
+        raise GalleryError(f"{self.path}: expected the vectors in memory to equal the stored ones, found others even "
+                           "after loading them again; check memory and disk, and run 'cbmir index verify'")  # fmt: skip
 
     # -- looking up
 

@@ -289,7 +289,7 @@ def _must_be_written(path: Path, reader: Reader, snapshot: Snapshot | None) -> b
         return reader.count > SMALL or index_files.exists(path)
     if snapshot.holds_removed:
         return True
-    # A search does not replace a large snapshot that is outgrown, which takes minutes: the next writer does.
+    # Replacing a large, outgrown snapshot takes minutes, so a search leaves it to the next writer.
     return _outgrown(len(snapshot.tail), len(snapshot.base)) and len(snapshot) <= EXACT_LIMIT
 
 

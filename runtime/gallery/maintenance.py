@@ -39,7 +39,7 @@ _REPLACE = "remove these entries and add their images again, or restore a copy o
 _COMPACT = "'cbmir index compact' rebuilds the database's indexes"
 _REBUILD = "nothing is lost: it is rebuilt when it is needed, or at once by 'cbmir index rebuild'"
 _OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
-_MOST = 100  # problems reported by SQLite, since one may cause the next
+_MOST = 100  # limit of problems that SQLite reports, since one may cause the next
 _BLOCK = 1024  # entries in memory at a time, with their embeddings and thumbnails
 
 
@@ -159,13 +159,13 @@ def merge(target: Gallery | MilvusGallery, source: Gallery) -> Added:
 
     Raises:
         GalleryError: The galleries are of different models, `target` lacks a label, only `target` stores cells, their
-            pseudonyms differ, or an id is taken and either no longer id is free or a file's digest is missing. In these
+            pseudonyms differ, or an id is taken and its longer forms are too, or a file's digest is missing. In these
             cases nothing is changed, except in a collection.
     """
     target.check_model(source.card)
     missing = [name for name in source.labels.names if name not in target.labels.names]
     if missing:
-        raise GalleryError(f"{target.place}: expected entries with labels of {', '.join(target.labels.names)}; found "
+        raise GalleryError(f"{target.place}: expected labels among {', '.join(target.labels.names)}; found "
                            f"{', '.join(missing)} in {source.path}")  # fmt: skip
     if source.pseudonym_check not in ("", target.pseudonym_check):
         raise GalleryError(f"{source.path} keeps pseudonyms, and {target.place} "
@@ -315,7 +315,7 @@ def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequ
         if entry is None:
             absent.append(row.image)
         elif entry.id in updated:
-            raise GalleryError(f"expected a row for each entry, found two for {entry.id!r}: {updated[entry.id].image} "
+            raise GalleryError(f"expected one row per entry, found two for {entry.id!r}: {updated[entry.id].image} "
                                f"and {row.image}; nothing was changed")  # fmt: skip
         else:
             updated[entry.id] = with_row(entry, row, names, absent_columns)

@@ -190,7 +190,7 @@ class LabelCodec:
         """Encode labels; those that are missing are unknown. Raises GalleryError for an invalid label or value."""
         values = values or {}
         if other := values.keys() - self._names:
-            raise GalleryError(f"expected labels of {', '.join(self._names)}; found {', '.join(sorted(other))}")
+            raise GalleryError(f"expected labels among {', '.join(self._names)}; found {', '.join(sorted(other))}")
         try:
             return "".join([_CHARACTERS[values.get(name)] for name in self._names])
         except KeyError as error:
@@ -310,7 +310,7 @@ def write_meta(database: sqlite3.Connection, values: Mapping[str, object]) -> No
 def check_index(setting: str) -> None:
     """Raise GalleryError unless the setting is in `INDEX_SETTINGS`."""
     if setting not in INDEX_SETTINGS:
-        raise GalleryError(f"expected an index setting of {', '.join(INDEX_SETTINGS)}; found {setting!r}")
+        raise GalleryError(f"expected an index setting among {', '.join(INDEX_SETTINGS)}; found {setting!r}")
 
 
 log = logging.getLogger("cbmir")

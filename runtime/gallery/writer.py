@@ -91,8 +91,8 @@ class Writer(Reader):
             (row,) = self.rows([number])
             old = self.entry_of(row)
             if entry.sha256 not in ("", old.sha256):
-                raise GalleryError(f"{self.meta.path}: expected the entry {entry.id!r} with the content that is "
-                                   f"there, found other content; remove it, then add the new")  # fmt: skip
+                raise GalleryError(f"{self.meta.path}: expected the stored content of the entry {entry.id!r}, found "
+                                   f"other content; remove the entry, then add the new one")  # fmt: skip
             self._write(_UPDATE, number, replace(entry, sha256=old.sha256), row[COLUMN["thumbnail"]], number)
             if self.entry_of(self.rows([number])[0]) != old:
                 changed += 1
@@ -187,7 +187,7 @@ class Writer(Reader):
         return entry.id if entry.id in names else next(iter(names), None)
 
     def _free_id(self, entry: Entry, renaming: bool) -> str:
-        """Return the entry's id or a longer one. Raises GalleryError if none is free or contents cannot be compared."""
+        """Return the entry's id, or with `renaming` a free longer one. Raises GalleryError if that is not possible."""
         there = self._digests(entry.id)
         if not there:
             return entry.id
@@ -195,7 +195,7 @@ class Writer(Reader):
             longer = next((name for name in longer_ids(entry.id, entry.image) if not self._digests(name)), None)
             if longer is not None:
                 return longer
-        raise GalleryError(f"{self.meta.path}: expected new ids, each once, found {entry.id!r}, which is there "
+        raise GalleryError(f"{self.meta.path}: expected new ids, each once, found {entry.id!r}, which exists "
                            f"with other content; nothing was added")  # fmt: skip
 
     def _digests(self, id: str) -> list[str]:

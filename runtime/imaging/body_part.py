@@ -21,7 +21,7 @@ _CHEST = """
 """
 #: English and DICOM's own terms, Spanish, Portuguese, Italian, French, German, Dutch, Japanese. Heart, mediastinum,
 #: pleura and ribs are left out: their codes count as the chest, so the words are only a reason to warn.
-#: So is COU, a neck in French and a ward in English. A plural -s is an affix.
+#: COU is left out because it is a neck in French, but a ward in English. A plural -s is an affix.
 _OTHER = """
     HEAD SKULL CRANIUM BRAIN FACE FACIAL SINUS SINUSES ORBIT EYE EAR NOSE NASAL MANDIBLE MAXILLA JAW TEETH TOOTH DENTAL
     PANORAMIC PANORÁMICA PANORAMIQUE ORTHOPANTOMOGRAM OPG TMJ TMJOINT MASTOID ZYGOMA CAVUM

@@ -138,7 +138,7 @@ def check_packets(data: bytes, name: str) -> None:
 
 def _coding_style(data: bytes) -> bytes | None:
     """Return the COD segment of the main header, which all tiles share; empty if the data ends before it. None if
-    another segment, also in the header of a tile-part, may overrule it (15444-1, A.3)."""
+    another segment, even in a tile-part's header, may override it (15444-1, A.3)."""
     at, part, found = 4 + int.from_bytes(data[4:6], "big"), 0, b""
     for _ in range(_MOST_PACKETS):
         if at + 4 > len(data):
@@ -165,5 +165,5 @@ def _coding_style(data: bytes) -> bytes | None:
 
 
 def _halved(size: int, times: int) -> int:
-    """Halve a size so many times, rounding up."""
+    """Halve a size `times` times, rounding up."""
     return -(-size // (1 << times))

@@ -9,7 +9,7 @@ from PIL import Image, ImageChops
 from cbmir.errors import BlankImageError
 from cbmir.runtime.imaging.image_warning import ImageWarning
 
-APART, MANY = 32, 0.05  # colourful: channels differ by more than so many levels, in more than this share of pixels
+APART, MANY = 32, 0.05  # colourful: channels differ by more than APART levels in more than this share of pixels
 _COLOUR = ImageWarning("colour", "colour image: looks like a photo or screenshot, not an X-ray")
 
 

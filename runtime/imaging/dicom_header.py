@@ -174,7 +174,7 @@ class Tags:
     def refusal(self, keyword: str, expected: str, *, found: str = "") -> DicomImageError:
         """Make the error to raise. `found` replaces the tag's value, and must not contain a patient's data."""
         text = found[:64] or self.text(keyword)
-        said = repr(text) if text else "it absent or empty"
+        said = repr(text) if text else "no value"
         # Neither a code nor a number: with a damaged length, the text may include other tags.
         if not found and (len(text) > 16 or not text.isprintable()):
             said = f"{len(text)} characters that are not such a value"

@@ -1,7 +1,7 @@
 """DICOM's lookup tables (PS3.3 C.11.1.1): entries of one byte or one word, for consecutive values from a first one.
 
 The brightness of an entry depends on the number of bits that the header states. Some devices state 16 or 8 for entries
-of 12 bits: if the largest entry does not fit the statement, it decides.
+of 12 bits: if the largest entry does not match that number, it decides.
 """
 
 from __future__ import annotations
@@ -84,6 +84,6 @@ def white_of(tables: Sequence[LookupTable], tags: Tags, keyword: str) -> int:
     white = highest if highest == 2 ** (reached - 1) else 2**reached - 1  # 0 to 4096 is a range of 12 bits and one more
     tags.warn(
         "LUT rescaled",
-        f"{tag_name(keyword)} is said to hold entries of {stated} bits, and they reach {highest}: {white} is white",
+        f"{tag_name(keyword)} states entries of {stated} bits, but they reach {highest}: {white} is taken as white",
     )
     return int(white)

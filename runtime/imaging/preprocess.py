@@ -29,7 +29,7 @@ def resize_square(pixels: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np
 
 
 def centre_crop(square: NDArray[np.uint8], spec: PreprocessSpec) -> NDArray[np.uint8]:
-    """Return the centre [...,crop,crop] of uint8 [...,resize,resize] as a view. Raises NotAnImageError."""
+    """Return the centre [...,crop,crop] of uint8 [...,resize,resize], a view. Raises NotAnImageError for others."""
     if square.shape[-2:] != (spec.resize, spec.resize):
         raise NotAnImageError(
             f"preprocessing: expected [...,{spec.resize},{spec.resize}], found {list(square.shape)}; resize it first"

@@ -48,10 +48,10 @@ class ImageLimits:
             )
 
     def check_size(self, width: int, height: int, name: str) -> None:
-        """Raise ImageSizeError if an image of `width` x `height` pixels is too small, too large or too long."""
+        """Raise ImageSizeError if an image of `width` x `height` pixels is too small, too large or too elongated."""
         found = f"found {width}x{height}"
         if min(width, height) < self.min_side:
-            raise ImageSizeError(f"{name}: expected at least {self.min_side} pixels a side, {found}")
+            raise ImageSizeError(f"{name}: expected at least {self.min_side} pixels per side, {found}")
         if width * height > self.max_pixels:
             raise ImageSizeError(
                 f"{name}: expected at most {self.max_pixels:,} pixels, {found}; make the image smaller"
@@ -162,7 +162,7 @@ def look_up(greys: NDArray[np.uint8] | None, stored: NDArray[Any]) -> NDArray[np
 
 
 def check_contrast(stored: NDArray[Any], greys: NDArray[np.uint8] | None, name: str) -> tuple[ImageWarning, ...]:
-    """Raise BlankImageError if a radiograph has the same grey everywhere; warn if most greys are nearly the same."""
+    """Raise BlankImageError if a radiograph has the same grey everywhere; warn if nearly all greys are similar."""
     beyond = 0.01 * stored.size
     for rows in (stored[::8], stored):
         counts = Image.fromarray(look_up(greys, np.ascontiguousarray(rows))).histogram()

@@ -75,7 +75,7 @@ def read_image(
     threads: int = 1,
     reduced_for: PreprocessSpec | None = None,
 ) -> Radiograph:
-    """Read one image. Colour becomes luma (ITU-R 601), transparency becomes black, EXIF orientation is applied.
+    """Read one image. Colour becomes luma (ITU-R 601), transparency is blended with black, EXIF orientation is applied.
 
     Warnings about the picture itself (`check_picture`) come first.
 
@@ -246,7 +246,7 @@ def _decoded(image: ImageFile.ImageFile, name: str) -> tuple[NDArray[Any], int, 
     if image.mode in ("I", "F"):
         kind = "floating-point" if image.mode == "F" else "signed or 32-bit"
         raise NotAnImageError(
-            f"{name}: expected 8 or 16 unsigned bits a pixel, found {kind} values, whose range is not guessed; "
+            f"{name}: expected 8 or 16 unsigned bits per pixel, found {kind} values, whose range is not guessed; "
             f"scale them to 16 bits first"
         )
     grey, warnings = to_grey(image, name)

@@ -20,7 +20,7 @@ def together(threads: int, *jobs: Callable[[], _T]) -> list[_T]:
 
 @contextmanager
 def beside(threads: int, job: Callable[[], _T]) -> Iterator[Callable[[], _T]]:
-    """Run a job in parallel to the block, if `threads` allows. Yields a function that returns the job's result."""
+    """Run a job in parallel with the block, if `threads` allows. Yields a function that returns the job's result."""
     if threads == 1:
         yield job
         return

@@ -158,7 +158,7 @@ class Spool:
 
 
 def open_database(folder: Path) -> Connections:
-    """Open or make the queue's database. Raises QueueError, also if another process uses it or a version differs."""
+    """Open or make the queue's database. Raises QueueError, also if another process uses it or its version differs."""
     with suppress(OSError):  # if it cannot be made, opening it says why
         new_file(folder / DATABASE, _KIND)
     connections = Connections(folder / DATABASE, _KIND, wait=WAIT)
@@ -179,7 +179,7 @@ def open_database(folder: Path) -> Connections:
 
 
 def content_digest(data: bytes) -> bytes:
-    """Return the SHA-256 of a DICOM file without the parts of its last sender: preamble and File Meta Information."""
+    """Return the SHA-256 of a DICOM file without the last sender's preamble and File Meta Information (PS3.10 7.1)."""
     start = 0
     if data[128:132] == b"DICM":
         start = 132

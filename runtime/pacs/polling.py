@@ -18,8 +18,8 @@ from cbmir.runtime.pacs.dicomweb import DicomWeb, InstanceFound, OrthancRest, St
 from cbmir.runtime.pacs.intake import Intake, IntakeStatus
 
 DAYS_BACK = 2  # days before today that QIDO queries again, because images arrive late
-TRIES = 5  # at least, before a study that cannot be read is skipped
-_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # its retry delay: seconds at first, factor, most seconds
+TRIES = 5  # minimum number, before a study that cannot be read is skipped
+_AGAIN, _SLOWER, _MOST_AGAIN = 10.0, 6, 3600.0  # retry delay of such a study: first (s), factor, longest (s)
 _MOST_PENDING = 200  # studies that cannot be read, at which Orthanc's feed is paused
 _MOST_FAILED = 10_000  # studies whose failed attempts are remembered
 _LONGEST_DELAY = 300.0  # seconds until a failing PACS is polled again

@@ -56,7 +56,7 @@ class DurableQueue(Closing):
         Args:
             capacity: How many files may wait.
             quiet: Seconds that must pass without a new file of a study before its files are due.
-            attempts: A failing job is given up after so many; one that is put off, after `SENDING` seconds.
+            attempts: A failing job is given up after this many; one that is put off, after `SENDING` seconds.
             first_delay: Seconds until a failed job is retried, which double with each attempt, up to an hour.
             clock: Returns seconds since 1970.
         """

@@ -216,7 +216,7 @@ class _Handler(RequestHandler):
                 _SenderSocket.of(association.dul.socket).begin(association, server, first)
                 association.start()
                 return
-        pacs_log.warning("association rejected: its address has its share", extra=fields(address=self.remote.address))
+        pacs_log.warning("association rejected: its address has too many", extra=fields(address=self.remote.address))
         self.request.sendall(_REJECTED)
         server.shutdown_request(self.request)
 

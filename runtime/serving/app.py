@@ -67,7 +67,7 @@ guarded = APIRouter(
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:
     """Make the ASGI application, which closes `live` at its end. Raises UserError if it cannot write `audit`."""
     limiter = RequestLimiter(settings.concurrency, settings.queue, settings.timeout_s)
-    checks = RequestLimiter(2, 32, _CHECK_S)  # separate: a hanging gallery holds up only one of them
+    checks = RequestLimiter(2, 32, _CHECK_S)  # separate, so that hanging checks do not block requests, or the reverse
     metrics = Metrics(live, limiter)
 
     @asynccontextmanager

@@ -32,7 +32,7 @@ _MOST_AT_ONCE = 128
 
 
 class RequestLimiter:
-    """A pool of `concurrency` threads, with slots for these and for `queue` requests more."""
+    """A pool of `concurrency` threads, with slots for these and for `queue` more requests."""
 
     def __init__(self, concurrency: int, queue: int, timeout_s: float) -> None:
         self.concurrency, self.capacity, self._timeout = concurrency, concurrency + queue, timeout_s
@@ -45,7 +45,7 @@ class RequestLimiter:
 
     @property
     def waiting(self) -> int:
-        """The slots of requests that are being uploaded or wait."""
+        """The number of requests that are being uploaded or wait."""
         return max(0, self.taken - self.working)
 
     async def run(
@@ -65,7 +65,7 @@ class RequestLimiter:
         try:
             held: list[Callable[[], _T]] = [partial(work, await read() if read else b"")]
             future = self._pool.submit(self._timed, held)
-            future.add_done_callback(lambda _: held.clear())  # the pool keeps cancelled items
+            future.add_done_callback(lambda _: held.clear())  # the pool keeps cancelled jobs: drop the body
             return await asyncio.wait_for(asyncio.wrap_future(future), self._timeout)
         except TimeoutError:
             if future is None or (future.done() and not future.cancelled()):  # raised by `read` or `work`

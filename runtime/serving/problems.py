@@ -27,7 +27,7 @@ MOST_ERRORS = 20  # listed for one request
 _DETAILS = {
     "gallery-replaced": "The gallery was replaced on the disk while it was open. POST /v1/reload, or SIGHUP to the "
     "service, opens the new one.",
-    "gallery-unavailable": "The gallery cannot be read at this moment; the service's log says where it failed.",
+    "gallery-unavailable": "The gallery cannot be read at the moment; the service's log says where it failed.",
 }
 
 #: Status and kind of cbmir's errors. The first match counts.

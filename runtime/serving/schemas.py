@@ -33,7 +33,7 @@ class Neighbours(BaseModel):
     where: _Short = Field("", description="Only neighbours with these findings: names, and, or, not, parentheses; "
                               "quote names with spaces.", examples=["Effusion and not Pneumothorax"])  # fmt: skip
     view: _View = Field("", description="Only neighbours of this view.")
-    source: _Short = Field("", description="Only neighbours of this hospital or data set, in either case.")
+    source: _Short = Field("", description="Only neighbours from this hospital or data set (not case-sensitive).")
     since: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or later.")
     until: _Short = Field("", description="Only neighbours of this day (YYYY-MM-DD) or earlier.")
     exact: bool = Field(False, description="Compare every image of the gallery, instead of using its index.")
@@ -43,10 +43,10 @@ class Neighbours(BaseModel):
 class AnalyzeOptions(Neighbours):
     """Parameters of /v1/analyze."""
 
-    results: _Short = Field("", description="Objects to make of a DICOM file, with commas between: sr, sc, kos, fhir.",
+    results: _Short = Field("", description="Objects to make of a DICOM file, separated by commas: sr, sc, kos, fhir.",
                             examples=["sr,fhir"])  # fmt: skip
     rank: Rank = Field("nearness", description="The order of neighbours. nearness: the most similar first. findings: "
-                                   "those first whose known labels agree most with the image's probabilities, which "
+                                   "those whose known labels agree most with the image's probabilities first, which "
                                    "compares every image of the gallery.")  # fmt: skip
     region: _Short = REGION
 
@@ -63,10 +63,10 @@ class Search(Neighbours):
     """The body of /v1/search: one of `embedding` and `case`."""
 
     embedding: Annotated[list[FiniteFloat], Field(max_length=65536, fail_fast=True)] | None = Field(
-        None, description="Of this model and of unit norm, as /v1/embed returns it."
+        None, description="An embedding of this model with unit norm, as /v1/embed returns it."
     )
     case: _Case | None = Field(None, description="A neighbour's id in an earlier answer.")
-    patient_id: _Short = Field("", description="A patient whose images are left out, by the id that the gallery has.")
+    patient_id: _Short = Field("", description="The gallery's id of a patient whose images are left out.")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -93,8 +93,8 @@ class Case(BaseModel):
     distance: float = Field(description="Euclidean, between unit vectors: 0 to 2.")
     cosine: float
     labels: list[str] = Field(description="Positive or uncertain.")
-    shared: list[str] = Field(description="Those of them that the image has or is predicted to have.")
-    uncertain: list[str] = Field(description="Those of them that are not known to be positive.")
+    shared: list[str] = Field(description="Those labels that the query has too, or is predicted to have.")
+    uncertain: list[str] = Field(description="Those labels that are uncertain.")
     report: str | None = None
     place: Annotated[
         Region | None, Field(description="The place that matches the region, if the gallery keeps cells.")
@@ -111,7 +111,7 @@ class Model(BaseModel):
     engine: str
     device: str
     precision: str
-    version: str = Field(description="Of cbmir.")
+    version: str = Field(description="The version of cbmir.")
 
 
 class _Answer(BaseModel):
@@ -124,7 +124,7 @@ class AnalyzeAnswer(_Answer):
 
     known: list[str] = Field(description="Case ids of the gallery's images that were made from the same file.")
     operating_point: str = Field(description="The operating point whose thresholds were used.")
-    findings: list[Finding] = Field(description="Empty if the model scores no findings, which a warning then says.")
+    findings: list[Finding] = Field(description="Empty, with a warning, if the model scores no findings.")
     rank: Rank = Field(description="The order of the neighbours.")
     region: Region | None = Field(None, description="The region searched by; null for the whole image.")
     neighbours: list[Case]
@@ -152,12 +152,12 @@ class EmbedAnswer(_Answer):
 class About(_Answer):
     """The running model and gallery, and the limits of requests."""
 
-    labels: list[str] = Field(description="The model's findings; empty where it scores none.")
+    labels: list[str] = Field(description="The model's findings; empty if it scores none.")
     operating_point: str
-    thresholds: list[float | None] = Field(description="Of the operating point.")
+    thresholds: list[float | None] = Field(description="Those of the operating point.")
     embedding_dim: int
     gallery: dict[str, Any] | None
-    shared: list[str] = Field(description="What is shown of other patients' images besides labels.")
+    shared: list[str] = Field(description="Data of other patients' images that are shown besides labels.")
     most_neighbours: int = MOST_NEIGHBOURS
     max_upload_bytes: int
 
@@ -180,7 +180,7 @@ class ProblemDetails(BaseModel):
     title: str
     status: int
     detail: str
-    instance: str = Field(description="The request's id, which the service's log has too.")
+    instance: str = Field(description="The request's id, which is also in the service's log.")
     errors: list[dict[str, str]] | None = None
 
 
@@ -191,7 +191,7 @@ _FILE = {"schema": {"type": "string", "format": "binary"}}
 UPLOAD: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The file itself, not a form. Its format is found from its content.",
+        "description": "The file itself, not a form. Its format is detected from its content.",
         "content": dict.fromkeys(("application/dicom", "image/png", "image/jpeg"), _FILE),
     }
 }
@@ -256,10 +256,10 @@ _WORDS = {
     409: "Reloading failed; the old model and gallery stay in use.",
     413: "The body is too large.",
     415: "No image file, or one in an encoding that is not supported.",
-    421: "Requested by a host name that is not this service's.",
+    421: "Requested under a host name that is not this service's.",
     422: "An image that cannot be analysed, or parameters that are not as expected.",
-    429: "All places are taken: try again after `Retry-After` seconds.",
-    501: "Results were asked for, and the extra that makes them is not installed.",
+    429: "All slots are taken: try again after `Retry-After` seconds.",
+    501: "Results were requested, but the extra that makes them is not installed.",
     503: "Not ready, the gallery was replaced, or no answer in time: try again after `Retry-After` seconds.",
 }
 _PROBLEM = {"application/problem+json": {"schema": ProblemDetails.model_json_schema()}}

@@ -47,7 +47,7 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) > MOST_CONNECTIONS:
             transport.abort()
             return
-        # Then `pause_writing` is called as soon as any output waits to be read, `resume_writing` when none does.
+        # With 0, `pause_writing` is called as soon as any output waits to be read, `resume_writing` when none does.
         transport.set_write_buffer_limits(0)
         self._begin("request")
 

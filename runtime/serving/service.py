@@ -63,8 +63,8 @@ class FinderService:
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
         if kinds and (options.rank != "nearness" or options.region):
-            raise Problem(422, "results", "Expected rank=nearness and no region with results, which show images that "
-                                          "look alike.")  # fmt: skip
+            raise Problem(422, "results", "Expected rank=nearness and no region with results, which show similar "
+                                          "images.")  # fmt: skip
         with self.live.use() as finder:
             _tell(facts, finder)
             wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
@@ -204,7 +204,7 @@ def _tell(facts: Facts, finder: Finder) -> None:
 
 def _gallery(finder: Finder) -> SearchableGallery:
     if finder.gallery is None:
-        raise Problem(404, "no-gallery", "This service has no gallery: only findings and embeddings can be asked for.")
+        raise Problem(404, "no-gallery", "This service has no gallery: only findings and embeddings can be requested.")
     return finder.gallery
 
 

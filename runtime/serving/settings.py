@@ -20,8 +20,8 @@ _ADVICE = "make one with: (umask 077; python -c 'import secrets; print(secrets.t
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings. `token` is what a request must contain (`load_token`); without one, everyone is admitted who uses
-    one of the host names `hosts`, or any name if that is empty.
+    """Settings of the service. `token` is what a request must contain (`load_token`); without one, everyone is admitted
+    who uses one of the host names `hosts`, or any name if that is empty.
 
     At most `concurrency` requests run at the same time, and `queue` more wait or are being uploaded; each has up to
     `max_upload_bytes`. `timeout_s` is for an upload, and again for its answer. `audit` is a file that gets a line of

@@ -95,14 +95,14 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily("cbmir_requests_working", "Requests in a thread.", self._limiter.working)
         yield GaugeMetricFamily("cbmir_requests_waiting", "Requests in upload or waiting.", self._limiter.waiting)
-        yield GaugeMetricFamily("cbmir_requests_capacity", "Places for requests in all.", self._limiter.capacity)
-        yield CounterMetricFamily("cbmir_models_opened", "Since the start.", self._live.generation)
+        yield GaugeMetricFamily("cbmir_requests_capacity", "Slots for requests in total.", self._limiter.capacity)
+        yield CounterMetricFamily("cbmir_models_opened", "Models opened since the start.", self._live.generation)
         yield InfoMetricFamily("cbmir_build", "The software.", {"version": __version__})
         try:
             with self._live.use() as finder:
                 health, model = finder.health(), model_of(finder).model_dump(exclude={"version"})
                 more = {"engine_version": health.version, "threads": str(health.threads)}
-                yield InfoMetricFamily("cbmir_model", "What runs.", model | more)
+                yield InfoMetricFamily("cbmir_model", "The running model.", model | more)
                 if finder.gallery is not None:
                     state = gallery_state(finder.gallery)
                     yield GaugeMetricFamily("cbmir_gallery_images", "Images in the gallery.", state["images"])
@@ -111,7 +111,7 @@ class Metrics(Collector):
             ready = 1
         except CbmirError:  # the gauge reports it
             ready = 0
-        yield GaugeMetricFamily("cbmir_ready", "1 where requests can be answered.", ready)
+        yield GaugeMetricFamily("cbmir_ready", "1 if requests can be answered.", ready)
 
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

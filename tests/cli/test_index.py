@@ -189,7 +189,7 @@ def test_update(tmp_path: Path, tiny_manifest: Path, gallery: Path, capsys: Capt
     twice.write_bytes(moved.read_bytes())
     table.write_text("\n".join([*text, text[2].replace(str(moved), str(twice))]) + "\n")
     assert run("index", "update", gallery, table) == 2
-    assert "expected a row for each entry, found two for 'image_21'" in capsys.readouterr().err
+    assert "expected one row per entry, found two for 'image_21'" in capsys.readouterr().err
     with Gallery.open(gallery) as opened:
         assert list(opened.every_entry()) == before
 

@@ -278,7 +278,7 @@ def test_a_report_and_pictures_without_gradio(
         0, [f"{tmp_path}/out.html: the report", f"{tmp_path}/pictures/image_20.*.png: 3 pictures"],
     )  # fmt: skip
     report = (tmp_path / "out.html").read_text("utf-8")
-    assert "cbmir: report of a case" in report and image.name not in report and "http" not in report
+    assert "cbmir: report on an image" in report and image.name not in report and "http" not in report
     drawn = {file.name: read_image(file).pixels.shape for file in (tmp_path / "pictures").iterdir()}
     height, width = read_image(image).pixels.shape
     assert [drawn.pop(f"image_20.neighbour-{rank}.png") for rank in (1, 2)] == [(height, 2 * width)] * 2

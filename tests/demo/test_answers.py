@@ -116,7 +116,7 @@ def test_similar_images_may_disagree(
 def test_similar_images_without_labels_say_nothing() -> None:
     finding = Finding("Mass", 0.5, 0.5, True, 0.4)
     assert neighbours_say(finding, LabelAgreement("Mass", 0, 0, 0, 5, None)) == (
-        "not known of the similar images", False,
+        "not known for the similar images", False,
     )  # fmt: skip
     assert neighbours_say(finding, None)[1] is False
 

@@ -230,7 +230,7 @@ def test_the_map_and_the_report(wall: Any) -> None:
     with wall.expect_download() as download:
         wall.get_by_role("button", name="Download report").click()
     assert download.value.suggested_filename == "cbmir-report.html"
-    assert "report of a case" in Path(download.value.path()).read_text("utf-8")
+    assert "report on an image" in Path(download.value.path()).read_text("utf-8")
 
 
 def test_opened_images_are_listed(wall: Any, xray: Path) -> None:

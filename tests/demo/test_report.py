@@ -1,4 +1,4 @@
-"""The report of a case: complete, on one page, and without names."""
+"""The report on an image: complete, on one page, and without names."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_no_more_images_than_a_study_has(folder: Path, png: bytes) -> None:
     study = zipped(**{f"{number}.png": png for number in range(module.MOST_IMAGES + 3)})
     found, left_out = read([put(folder, "study.zip", study), put(folder, "more.png", png)], folder)
     assert len(found) == module.MOST_IMAGES
-    assert left_out == ["what follows the first 12 images was not looked at: 12.png and on"]
+    assert left_out == ["only the first 12 images were read, not 12.png and later files"]
     assert list(folder.iterdir()) == []
 
 

@@ -101,7 +101,7 @@ element.addEventListener("click", (event) => {
     mark();
   }
 });
-// In side by side, the arrow keys move to the next similar image.
+// Side by side, the arrow keys move between similar images.
 let beside = "";
 document.addEventListener("cbmir-beside", ({detail}) => { beside = detail; });
 document.addEventListener("cbmir-next", ({detail}) => {

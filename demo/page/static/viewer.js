@@ -146,7 +146,7 @@ const watcher = new IntersectionObserver((entries) => {
 });
 mini.addEventListener("click", () => find(".film").scrollIntoView({block: "center"}));
 
-// In side by side the viewer covers the page, and the parts under it must not take the focus.
+// Side by side, the viewer covers the page, and the parts under it must not take the focus.
 let left = ""; // the label of the element that had the focus before
 function cover(wide) {
   if (wide && !element.classList.contains("wide")) left = document.activeElement.getAttribute("aria-label");

@@ -216,11 +216,11 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
         raise GalleryError(f"{folder.path}: expected a gallery whose images are all in this manifest, found one that "
                            f"cannot be read ({error}); --replace replaces it") from error  # fmt: skip
     if others:
-        raise GalleryError(f"{folder.path}: expected a gallery whose images are all among the {len(images)} to build "
-                           f"it of, found {others} others in it, which would be lost; {advice}")  # fmt: skip
+        raise GalleryError(f"{folder.path}: expected a gallery that holds only images of this build ({len(images)}), "
+                           f"found {others} others in it, which would be lost; {advice}")  # fmt: skip
     if not same_key:
-        raise GalleryError(f"{folder.path}: expected a gallery that keeps patients' ids as this build would, found one "
-                           f"with other pseudonyms, or just one of the two with any; {advice}")  # fmt: skip
+        raise GalleryError(f"{folder.path}: expected a gallery that stores patients' ids as this build does, found "
+                           f"other pseudonyms, or pseudonyms in only one of the two; {advice}")  # fmt: skip
 
 
 def open_collection(

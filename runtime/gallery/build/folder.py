@@ -105,7 +105,7 @@ class GalleryFolder:
             return [f"{error}; then remove again, so that the unfinished work is covered too"]
 
     def _remove_from(self, place: Path, pseudonyms: Pseudonyms | None, given: dict[str, Sequence[str]]) -> str:
-        """Remove entries from one place; return why some may remain, or empty text."""
+        """Remove entries from one place; return why some may remain, or an empty text."""
         if place == self.path:  # the pointer names another folder, so this one was replaced: delete all of it
             for file in self.path.iterdir():
                 if is_gallery_file(file.name) and file.name not in (*LISTS, MAP):

@@ -37,7 +37,7 @@ class Shard:
 
     @classmethod
     def load(cls, path: Path) -> Shard | None:
-        """Load the shard that the gallery at `path` is, or None. Raises GalleryError if its file is invalid."""
+        """Load which shard the gallery at `path` is; None if it is not one. Raises GalleryError for an invalid file."""
         try:
             return from_json(cls, read_json(live_folder(path) / _FILE))
         except (FileNotFoundError, NotADirectoryError):

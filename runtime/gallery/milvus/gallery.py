@@ -155,7 +155,7 @@ class MilvusGallery(EditableGallery):
                 there = entry.id if entry.id in content else by_content.get(entry.sha256 or None)
                 if entry.id in content and not (entry.sha256 and content[entry.id] == entry.sha256):
                     raise GalleryError(f"{self._address.text}: expected new ids, each once, found {entry.id!r}, which "
-                                       f"is there with other content; nothing was added")  # fmt: skip
+                                       f"exists with other content; nothing was added")  # fmt: skip
                 if there is not None:
                     duplicates.append((entry.id, there))
                     continue
@@ -181,8 +181,8 @@ class MilvusGallery(EditableGallery):
                 row = found[entry.id]
                 old = rows.entry_of(row)
                 if entry.sha256 not in ("", old.sha256):
-                    raise GalleryError(f"{self._address.text}: expected the entry {entry.id!r} with the content that "
-                                       f"is there, found other content; remove it, then add the new")  # fmt: skip
+                    raise GalleryError(f"{self._address.text}: expected the stored content of the entry {entry.id!r}, "
+                                       f"found other content; remove the entry, then add the new one")  # fmt: skip
                 new = self._kept(replace(entry, sha256=old.sha256))
                 if new != old:
                     made.append(self._row_of(new, np.array(row["vector"], np.float32)))

@@ -201,7 +201,7 @@ def test_a_folder_falls_back_to_its_onnx_file(
 
 
 def test_invalid_engines(tiny_model: Path) -> None:
-    with pytest.raises(EngineError, match="expected an engine of auto, onnxruntime"):
+    with pytest.raises(EngineError, match="expected an engine among auto, onnxruntime"):
         open_engine(tiny_model, engine="cuda")
     with pytest.raises(EngineError, match=r"runs on onnxruntime-cuda or .*, not on tensorrt"):
         open_engine(tiny_model, engine="tensorrt")

@@ -103,7 +103,7 @@ def test_existing_content_is_left_out(store: Gallery, make_entries: MakeEntries,
 
 def bad(entry: Entry, vector: NDArray[np.float32]) -> dict[str, tuple[Entry, NDArray[np.float32], str]]:
     return {
-        "an id that is there": (replace(entry, id="id0003"), vector, "which is there with other content"),
+        "an id that exists": (replace(entry, id="id0003"), vector, "which exists with other content"),
         "no id": (replace(entry, id=""), vector, "an id for every entry"),
         "a label": (replace(entry, labels={"Hip": 1}), vector, "found Hip"),
         "a label's value": (replace(entry, labels={"Mass": 2}), vector, "for a label, found 2"),

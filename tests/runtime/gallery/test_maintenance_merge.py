@@ -64,7 +64,7 @@ def test_a_merge_is_all_or_nothing(
     clash = replace(make_entries(1)[0], sha256="")  # so it cannot be compared by content
     with other:
         other.add([*make_entries(5, start=COUNT), clash], make_vectors(6))
-        with pytest.raises(GalleryError, match="'id0000', which is there with other content"):
+        with pytest.raises(GalleryError, match="'id0000', which exists with other content"):
             merge(store, other)
     assert (len(store), generation(store)) == (COUNT, 1)
 
@@ -91,7 +91,7 @@ def test_another_image_with_the_same_id_gets_a_longer_id(
         assert again.duplicates == added.renamed
         assert merge(store, third).ids == ("data/south/study1/view0",)
     assert store.entry("study1/view0").patient_id == "north p"
-    with pytest.raises(GalleryError, match="'study1/view1', which is there with other content"):
+    with pytest.raises(GalleryError, match="'study1/view1', which exists with other content"):
         store.add([replace(site("east")[1])], make_vectors(1))  # outside a merge, an existing id is an error
 
 

@@ -275,7 +275,7 @@ def test_a_voi_lut_with_other_bits_than_stated(photometric: str, bits: int) -> N
     assert np.array_equal(wrong.pixels, right.pixels)
     (warning,) = wrong.warnings
     assert warning.kind == "LUT rescaled"
-    assert f"entries of {bits} bits, and they reach 4095: 4095 is white" in warning
+    assert f"entries of {bits} bits, but they reach 4095: 4095 is taken as white" in warning
     assert right.warnings == ()
 
 

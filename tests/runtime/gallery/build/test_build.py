@@ -256,7 +256,7 @@ def test_entries_added_during_a_build_are_not_lost(
 def test_pseudonyms_are_not_lost(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
     build_gallery(engine, manifest, tmp_path / "g", pseudonyms=Pseudonyms.throw_away())
     for key in (None, Pseudonyms.throw_away()):
-        with pytest.raises(GalleryError, match=r"other pseudonyms, or just one of the two with any; .*--replace"):
+        with pytest.raises(GalleryError, match=r"other pseudonyms, or pseudonyms in only one of the two; .*--replace"):
             build_gallery(engine, manifest, tmp_path / "g", pseudonyms=key)
     build_gallery(engine, manifest, tmp_path / "g", replace_others=True)
     with Gallery.open(tmp_path / "g") as gallery:
