@@ -38,8 +38,8 @@ _LOOKED_AT = 100  # images of one patient that are searched for priors
 _IN_RESULTS = 10  # similar images in SR and SC
 _AMONG = 200  # a search by findings sorts this many nearest images by the number of findings that match
 FROM_THUMBNAIL = (
-    "This image's file is gone or has changed since it came into the gallery: it was analysed from its thumbnail, so "
-    "its findings and similar images are approximate."
+    "This image's file is gone or has changed since it was added to the gallery. It was analysed from its thumbnail, "
+    "so its findings and similar images are approximate."
 )
 
 
@@ -151,7 +151,7 @@ class Desk:
     def weigh(self, session: Session, controls: Controls, weights: Sequence[float]) -> Step | None:
         """Rank again by a weight for each of the model's findings and by the images that were marked before."""
         if not all(isinstance(weight, int | float) for weight in weights):
-            raise UserError("Move the sliders of the page.")
+            raise UserError("Use the sliders on the page.")
         given = zip(self.finder.card.labels.names, weights, strict=True)
         wish = replace(self._step(session).wish, findings=tuple((name, weight) for name, weight in given if weight))
         return self.refine(session, controls, wish)

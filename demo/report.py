@@ -50,7 +50,7 @@ def report_html(
         head = ("Finding", "Verdict", "Calibrated probability", threshold)
         found = table(head, [_row(card, finding) for finding in findings])
     bar = f'<p class="phantoms">{escape(OF_PHANTOMS)}</p>' if OF_PHANTOMS in card.notes else ""
-    shown = "The image" if analysis.region is None else "The image, and the box that was searched by"
+    shown = "The image" if analysis.region is None else "The image, and the box that was searched for"
     alike = [_alike(rank, gallery.case_id(n.id), n) for rank, n in enumerate(analysis.neighbours[:_SHOWN], 1)]
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>cbmir report</title>'
@@ -71,7 +71,7 @@ def report_html(
 
 
 def _timeline(gallery: SearchableGallery, hits: Sequence[Hit]) -> str:
-    """Render the patient's other images; empty if there are none."""
+    """Render the patient's other images; empty without any."""
     figures = []
     for hit in hits:
         jpeg = gallery.thumbnail(hit.entry.id)

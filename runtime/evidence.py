@@ -31,7 +31,7 @@ Region = tuple[float, float, float, float]
 #: RGB for cells above and below an even share, distinguishable with every kind of colour vision.
 MORE, LESS = (255, 140, 0), (45, 125, 255)
 FLAT = 0.2  # differences below this part of an even share stay pale, so that a flat map looks flat
-SIGNED = 0.5  # the part of the colour scale from which on cells get a sign
+SIGNED = 0.5  # cells from this part of the colour scale on get a sign
 LEAST_CELLS = 0.5  # minimum size of a region, in cells: less of a cell says nothing about the region
 
 

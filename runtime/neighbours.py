@@ -28,7 +28,7 @@ NOTHING_ALIKE = (
 )
 #: The warning if `Analysis.known` has ids.
 IN_GALLERY = "This image is in the gallery."
-#: The warnings if the same patient's images cannot be left out, because the patient is unknown or has none there.
+#: The warnings if the same patient's images cannot be left out, because the patient is unknown or has none.
 PATIENT_UNKNOWN = (
     "The patient of this image is not known, so neighbours may be images of the same patient; give the patient's id to "
     "leave them out."

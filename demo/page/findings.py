@@ -17,7 +17,7 @@ _ASK = (
     '<button type="button" data-say="0" aria-pressed="false">Disagree</button></span>'
 )
 GATE = "Show the findings anyway"
-UNCOUNTED = "Similar images are not counted here: they were searched for by their labels, or have none."
+UNCOUNTED = "Similar images are not counted here: they were found by their labels, or have no labels."
 
 
 def threshold_probability(card: ModelCard, finding: Finding) -> float | None:

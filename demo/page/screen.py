@@ -134,7 +134,7 @@ class Screen:
             card(rank, neighbour, entry, thumbnail, self._words(step, neighbour), labels)
             for rank, (neighbour, entry, thumbnail) in enumerate(found, 1)
         ]
-        note = "of the 200 nearest, those with the most findings first" if step.analysis is None else ""
+        note = "of the 200 nearest, those with the most matching findings first" if step.analysis is None else ""
         heading = "Similar images" if step.analysis else f"Images with {step.title}"
         return {
             "heading": "Similar to the box" if step.region else heading, "note": note,

@@ -196,7 +196,7 @@ class Engine(Closing):
         if os.getpid() != self._process:
             raise EngineError(
                 f"this engine was opened in process {self._process} and cannot be used after a fork; open the model "
-                f"in this process ({os.getpid()}), or start it by 'spawn'"
+                f"in this process ({os.getpid()}), or start it with 'spawn'"
             )
         if self._closed:
             raise EngineError("the engine is closed; open the model again")

@@ -91,7 +91,7 @@ def check(engine: str) -> str:
         raise EngineError("ONNX Runtime fell back to the CPU: the driver or the CUDA and cuDNN libraries are missing")
     (answer,) = session.run(None, {"x": value})
     if not np.array_equal(answer, value):
-        raise EngineError(f"{engine} answers {answer} where {value} is correct")
+        raise EngineError(f"{engine} returned {answer} instead of {value}")
     return f"ONNX Runtime {ort.__version__}"
 
 
@@ -137,7 +137,7 @@ class OnnxEngine(Engine):
         gpu, precision, cache = current_gpu(), self.card.precision, None
         if self._engine == "onnxruntime-tensorrt":
             if precision == "float32" and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0":
-                self.warn("TensorRT may round float32 to TF32, and ONNX Runtime has no option against it; set "
+                self.warn("TensorRT may round float32 to TF32, and ONNX Runtime has no option to prevent it; set "
                           "NVIDIA_TF32_OVERRIDE=0")  # fmt: skip
             if self._cache is not None:
                 sha256 = input_digest(self._path, MOST_MODEL)

@@ -106,8 +106,8 @@ def read_plan(plan: Path, info: PlanInfo) -> bytes:
         raise ModelError(f"{plan}: cannot read the plan ({error.strerror})") from error
     found = hashlib.sha256(data).hexdigest()
     if found != info.sha256:
-        raise ModelError(f"{plan}: expected SHA-256 {info.sha256} by {sidecar_of(plan).name}, found {found}: the plan "
-                         f"is damaged or of another export; export the model again")  # fmt: skip
+        raise ModelError(f"{plan}: expected SHA-256 {info.sha256} as in {sidecar_of(plan).name}, found {found}: the "
+                         f"plan is damaged or from another export; export the model again")  # fmt: skip
     return data
 
 

@@ -67,7 +67,7 @@ class Gallery(EditableGallery):
     """
 
     def __init__(self, connections: Connections, pseudonyms: Pseudonyms | None = None) -> None:
-        """Take over the connections. Raises GalleryError if they do not lead to a complete gallery."""
+        """Take over the connections. Raises GalleryError if they do not lead to a complete gallery of this schema."""
         self.path, self.home = connections.folder, connections.home  # as requested; the folder of the live files
         self._connections = connections
         try:

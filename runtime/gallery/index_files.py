@@ -94,7 +94,7 @@ def load(folder: Path, gallery: str) -> Snapshot | None:
         try:
             return _mapped(place, _verified(place, gallery))
         except (OSError, ValueError, GalleryError) as error:  # also if it was removed, or another usearch wrote it
-            log.info("%s: %s; it is rebuilt when it is needed", place, error)
+            log.info("%s: %s; it is rebuilt when needed", place, error)
     return None
 
 

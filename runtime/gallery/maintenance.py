@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 _COPY = "restore a copy of the gallery, or build it again"
 _REPLACE = "remove these entries and add their images again, or restore a copy of the gallery"
 _COMPACT = "'cbmir index compact' rebuilds the database's indexes"
-_REBUILD = "nothing is lost: it is rebuilt when it is needed, or at once by 'cbmir index rebuild'"
+_REBUILD = "nothing is lost: it is rebuilt when needed, or immediately by 'cbmir index rebuild'"
 _OF_INDEX = re.compile(r"(row \d+ missing from|wrong # of entries in|non-unique entry in) index")
-_MOST = 100  # limit of problems that SQLite reports, since one may cause the next
+_MOST = 100  # maximum number of problems from SQLite, since one may cause the next
 _BLOCK = 1024  # entries in memory at a time, with their embeddings and thumbnails
 
 

@@ -35,7 +35,7 @@ _MORE, _AND = 3, 34
 _RANKED, _AND_RANKED = 1.5, 5
 #: If a smaller share of the candidates passes the filter, the index is asked for more, to maintain the recall.
 _LEFT = 0.75
-#: Weight of the cosine beside an expected agreement in [0, 1]: small, but it decides between equal labels.
+#: Weight of the cosine relative to an expected agreement in [0, 1]: small, but it decides between equal labels.
 NEARNESS = 0.1
 #: Number of rows that can be compared in the time that the index takes to find one more candidate.
 _ROWS_PER_CANDIDATE = 8

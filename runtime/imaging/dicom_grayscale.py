@@ -82,7 +82,7 @@ class Chain:
         if grey is None:
             counts = self._counts(stored)
             if not counts.any():
-                raise tags.refusal("PixelPaddingValue", "expected pixels beside the padding")
+                raise tags.refusal("PixelPaddingValue", "expected pixels besides the padding")
             if not np.isfinite(np.ptp(self.modality[counts > 0])):
                 raise tags.refusal("RescaleSlope", "expected a number that keeps values finite")
             grey, low, high = spread(self.modality, counts, self.intensity)

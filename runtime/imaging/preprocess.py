@@ -18,7 +18,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.imaging.radiograph import Radiograph, Reduction, look_up
 from cbmir.runtime.imaging.threads import together
 
-#: Large images are resized in bands of so many pixels, so that looked-up pixels are still in the cache.
+#: Large images are resized in bands of `_BAND` pixels, so that looked-up pixels are still in the cache.
 _BAND, _MOST_BANDS = 2**20, 8
 
 

@@ -214,7 +214,7 @@ def _check_work(image: ImageFile.ImageFile, data: bytes, name: str) -> None:
             width, height = image.width, _number(image, 278) or image.height
         sizes = image.tag_v2.get(325) or image.tag_v2.get(279) or ()
         if sum(sizes if isinstance(sizes, tuple) else (sizes,)) > len(data):  # each would be decoded
-            raise DecodingError(f"{name}: expected a TIFF file whose tiles lie apart, found some that overlap")
+            raise DecodingError(f"{name}: expected a TIFF file with separate tiles, found some that overlap")
         check_scans(data, min(width * height, image.width * image.height), name)
 
 

@@ -170,7 +170,7 @@ class StoreScu:
         except (RuntimeError, AttributeError) as error:  # the connection is gone
             raise DeliveryAwayError(f"{self.to}: ended the association ({type(error).__name__})") from None
         if status is None:
-            raise DeliveryAwayError(f"{self.to}: gave no answer to a C-STORE")
+            raise DeliveryAwayError(f"{self.to}: did not answer a C-STORE")
         if status in _STORED:
             return ""
         refusal = f"refused {dataset.SOPClassUID.name} with status 0x{status:04X}"

@@ -66,7 +66,7 @@ class Search(Neighbours):
         None, description="An embedding of this model with unit norm, as /v1/embed returns it."
     )
     case: _Case | None = Field(None, description="A neighbour's id in an earlier answer.")
-    patient_id: _Short = Field("", description="The gallery's id of a patient whose images are left out.")
+    patient_id: _Short = Field("", description="The id, as in the gallery, of a patient whose images are left out.")
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -126,7 +126,7 @@ class AnalyzeAnswer(_Answer):
     operating_point: str = Field(description="The operating point whose thresholds were used.")
     findings: list[Finding] = Field(description="Empty, with a warning, if the model scores no findings.")
     rank: Rank = Field(description="The order of the neighbours.")
-    region: Region | None = Field(None, description="The region searched by; null for the whole image.")
+    region: Region | None = Field(None, description="The region that was searched for; null for the whole image.")
     neighbours: list[Case]
     agreement: list[LabelAgreement]
     novelty: Novelty | None

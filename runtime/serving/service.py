@@ -245,9 +245,9 @@ def _refined(
 def _check_kinds(kinds: list[str], data: bytes) -> None:
     if unknown := sorted(set(kinds) - set(dicom_output.KINDS)):
         wanted = ", ".join(dicom_output.KINDS)
-        raise Problem(422, "results", f"Expected results of {wanted}; found {', '.join(unknown)}")
+        raise Problem(422, "results", f"Expected results among {wanted}; found {', '.join(unknown)}")
     if kinds and not is_dicom(data):
-        raise Problem(422, "results", "Expected a DICOM file to make results of, found another image.")
+        raise Problem(422, "results", "Expected a DICOM file to make results from, found another image.")
 
 
 def _results(data: bytes, analysis: Analysis, finder: Finder, kinds: list[str], image: Radiograph) -> Results:

@@ -44,7 +44,7 @@ class Settings:
         if not self.timeout_s > 0:
             raise UserError(f"expected timeout_s above 0, found {self.timeout_s}")
         if unknown := sorted(self.share - set(SHAREABLE)):
-            raise UserError(f"expected share to be of {', '.join(SHAREABLE)}; found {', '.join(unknown)}")
+            raise UserError(f"expected share to be among {', '.join(SHAREABLE)}; found {', '.join(unknown)}")
 
 
 def load_token(path: Path) -> str:

@@ -145,7 +145,7 @@ def test_more_like_a_similar_image_and_back(desk: Desk) -> None:
     assert chosen.id not in [one.id for one in like.neighbours]
     assert [one.title for one in session.trail()] == [first.title, "Similar image 3"]
     assert session.go(first.number) is first
-    with pytest.raises(UserError, match="no such image"):
+    with pytest.raises(UserError, match="no longer has this image"):
         desk.like(session, FEW, "nothing")
 
 

@@ -77,6 +77,6 @@ def test_the_files_of_a_gallery_are_not_named() -> None:
     def act() -> None:
         raise GalleryError("/data/patients/gallery.db: expected image 7, found none")
 
-    with pytest.raises(gr.Error, match="no such image") as caught:
+    with pytest.raises(gr.Error, match="no longer has this image") as caught:
         told(act)()
     assert "/data" not in str(caught.value)

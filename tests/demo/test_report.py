@@ -124,7 +124,7 @@ def test_it_shows_the_searched_box_and_the_evidence_of_a_predicted_finding(
     )
     pictures = [re.findall(r'src="([^"]*)"', html) for html in (whole, part)]
     assert pictures[0][0] != pictures[1][0] and pictures[0][1:] == pictures[1][1:]
-    assert "the box that was searched by" in part and "the box that was searched by" not in whole
+    assert "the box that was searched for" in part and "the box that was searched for" not in whole
     rare = (Finding("Mass", 0, 0.9, predicted=False, threshold=0.95), Finding("Effusion", 0, 0.4, True, 0.3))
     assert "Evidence for Effusion" in report_html(
         finder.card, finder.gallery, upload, replace(analysis, findings=rare), "", now=WHEN

@@ -158,7 +158,7 @@ def build_on_ray(
 
 def task_needs(nodes: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     """Return the resources of a task on a cluster with these nodes: one processor; or, if there are GPUs, one GPU and
-    as many processors as each node with GPUs has for it."""
+    as many processors as every node with GPUs has per GPU."""
     ratios = [node.get("CPU", 0) / node["GPU"] for node in nodes if node.get("GPU", 0) >= 1]
     return {"num_gpus": 1, "num_cpus": max(1, int(min(ratios)))} if ratios else {"num_cpus": 1}
 

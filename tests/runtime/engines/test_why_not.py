@@ -43,7 +43,7 @@ def broken(provider: str) -> SimpleNamespace:
         (session, ""),
         (lambda provider: session("CPUExecutionProvider"), "fell back to the CPU"),
         (broken, "RuntimeError: libcudnn"),
-        (lambda provider: session(provider, answer=0.0), "answers"),
+        (lambda provider: session(provider, answer=0.0), "returned"),
     ],
     ids=["works", "silent fallback", "raises", "wrong"],
 )

@@ -220,7 +220,7 @@ def test_persistently_wrong_vectors_are_an_error(
 ) -> None:
     vector = make_vectors(COUNT)[5]
     monkeypatch.setattr(Reader, "vectors", lambda self, numbers: make_vectors(len(numbers), seed=9))
-    with pytest.raises(GalleryError, match="loading again"):
+    with pytest.raises(GalleryError, match="loading them again"):
         gallery.search(vector, 3)
 
 

@@ -61,7 +61,7 @@ def test_a_progressive_jpeg_is_read() -> None:
 
 def test_overlapping_strips_of_a_tiff_are_refused() -> None:
     """The decoder would decode each of them."""
-    with pytest.raises(DecodingError, match="tiles lie apart, found some that overlap"):
+    with pytest.raises(DecodingError, match="with separate tiles, found some that overlap"):
         read_image(tiff_of(many_scans(100), strips=10))
 
 

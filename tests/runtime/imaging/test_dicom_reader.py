@@ -71,7 +71,7 @@ def test_refusals_name_tag_and_value_but_no_patient(keyword: str, value: Any, ta
         read(make_dicom(**{keyword: value}))
     message = str(caught.value)
     assert f"{keyword} ({tag})" in message
-    assert ("absent" if value is None else repr(str(value))) in message
+    assert ("found no value" if value is None else repr(str(value))) in message
     assert "SECRET" not in message
 
 
