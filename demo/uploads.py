@@ -86,6 +86,10 @@ class WholeImages:
         """
         if max(radiograph.stored.shape) <= PICTURE_SIDE and radiograph.values is None and not dicom:
             return ""
+        with self._lock:
+            if key in self._images:
+                self._images.move_to_end(key)
+                return key
         key = key or secrets.token_urlsafe(16)
         own = deepcopy(replace(radiograph))  # copied: the decoder's buffer may be larger
         with self._lock:

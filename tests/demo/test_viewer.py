@@ -82,6 +82,18 @@ def test_kept_images_are_bounded_including_their_tables(monkeypatch: pytest.Monk
     assert [whole.show(key) is not None for key in keys] == [False, False, True, True, True]
 
 
+def test_an_image_kept_again_is_not_copied_but_counts_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = WholeImages()
+    radiograph = read_image(make_dicom())
+    monkeypatch.setattr(uploads, "_MOST_KEPT", 2 * (2**16 * (1 + 4) + radiograph.stored.nbytes))
+    shared, first = whole.keep(radiograph, key="shared"), whole.keep(radiograph)
+    with monkeypatch.context() as patch:
+        patch.setattr(uploads, "deepcopy", None)
+        assert whole.keep(radiograph, key="shared") == shared
+    last = whole.keep(radiograph)
+    assert [whole.show(key) is not None for key in (shared, first, last)] == [True, False, True]
+
+
 def test_kept_images_do_not_hold_the_memory_of_a_decoder() -> None:
     """Arrays are copied, since those of the image may be views of a larger block."""
     radiograph = read_image(make_dicom())

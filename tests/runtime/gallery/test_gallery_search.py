@@ -189,17 +189,6 @@ def test_ties_are_in_the_order_of_ids(
         assert [hit.entry.id for hit in gallery.search(other, 4, exact=True).hits] == sorted(names)[:4]
 
 
-@pytest.mark.parametrize(
-    "query",
-    [np.full(DIM, np.nan, np.float32), np.ones(DIM, np.float32), np.zeros(DIM, np.float32),
-     np.eye(DIM + 1, dtype=np.float32)[0], np.eye(DIM)[0]],
-)  # fmt: skip
-def test_an_invalid_query_is_refused(gallery: Gallery, query: Vectors) -> None:
-    for ask in (lambda: gallery.search(query, 3), lambda: gallery.search_many(query[None], 3)):
-        with pytest.raises(GalleryError, match="expected"):
-            ask()
-
-
 def test_other_invalid_searches_are_refused(gallery: Gallery, make_vectors: Make) -> None:
     queries = make_vectors(2)
     with pytest.raises(GalleryError, match="k >= 0"):

@@ -140,6 +140,8 @@ def test_an_invalid_vector_is_refused(gallery: EditableGallery, query: Vectors) 
     with pytest.raises(GalleryError, match="expected"):
         gallery.search(query, 3)
     with pytest.raises(GalleryError, match="expected"):
+        gallery.search_many(query[None], 3)
+    with pytest.raises(GalleryError, match="expected"):
         gallery.add([Entry("new", "/new.png", "p")], query[None])
     assert len(gallery) == COUNT
 
