@@ -29,17 +29,9 @@ def _search_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(search, name, getattr(search, name))
 
 
-#: Attacks that start a command for each of many files, too long for CI.
-LONG = ("bombs by command", "manifests", "cards")
-
-
-def _marked(attack: Any) -> Any:
-    mark = pytest.mark.release if attack.name in LONG else pytest.mark.slow
-    return pytest.param(attack, id=attack.name, marks=mark)
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("attack", [_marked(attack) for attack in SCRIPT.ATTACKS])
+@pytest.mark.parametrize("attack", SCRIPT.ATTACKS, ids=lambda attack: attack.name)
 def test_attack(attack: Any, lab: Any) -> None:
     result = SCRIPT.attempt(attack, lab, scale=0.0, seconds=30)
     assert result.is_kept, f"{result.reason} ({result.kept} of {result.tried})"
