@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbmir.errors import UserError, require
 from cbmir.runtime.finder import Finder
+from cbmir.runtime.imaging.dicom_header import is_uid
 from cbmir.runtime.imaging.radiograph import Radiograph
 from cbmir.runtime.results import Analysis
 
@@ -78,7 +78,7 @@ def make_results(
     if analysis.rank != "nearness":
         raise UserError(f"expected neighbours ranked by nearness, since results show similar images; found "
                         f"{analysis.rank}")  # fmt: skip
-    if predecessor and not re.fullmatch(r"[0-9.]{1,64}", predecessor):
+    if predecessor and not is_uid(predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")
     warm_up()
     from cbmir.runtime.dicom_output import fhir, key_object_selection, secondary_capture, structured_report

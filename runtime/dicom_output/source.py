@@ -17,7 +17,7 @@ from pydicom.multival import MultiValue
 from pydicom.valuerep import validate_value
 
 from cbmir.errors import DamagedImageError, DicomImageError, NotAnImageError
-from cbmir.runtime.imaging.dicom_header import UIDS, pydicom_unlogged, read_errors, tag_name
+from cbmir.runtime.imaging.dicom_header import UIDS, is_uid, pydicom_unlogged, read_errors, tag_name
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_header
 from cbmir.runtime.imaging.radiograph import collected_warnings
 
@@ -58,7 +58,7 @@ class SourceImage:
             header.SpecificCharacterSet = UTF_8
             for keyword in UIDS:
                 uid = _text(found, keyword, collected)
-                if not uid or not re.fullmatch(r"[0-9.]{1,64}", uid):
+                if not uid or not is_uid(uid):
                     raise DicomImageError(
                         f"expected {tag_name(keyword)} in the image, found no valid one: no result can refer to it"
                     )

@@ -97,6 +97,11 @@ def read_errors() -> tuple[type[Exception], ...]:
     )  # fmt: skip
 
 
+def is_uid(text: str) -> bool:
+    """Return whether a text has a UID's characters and length (PS3.5 9.1)."""
+    return re.fullmatch(r"[0-9.]{1,64}", text) is not None
+
+
 def tag_name(keyword: str) -> str:
     """Add the tag's number to a keyword: `Modality` -> `Modality (0008,0060)`."""
     from pydicom.datadict import tag_for_keyword

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from cbmir.errors import AnswerSizeError, DeliveryAwayError, DeliveryError, ImageSizeError, PacsAwayError, PacsError
+from cbmir.runtime.imaging.dicom_header import is_uid
 from cbmir.runtime.logs import fields, pacs_log
 from cbmir.runtime.pacs.http_server import HttpServer, PeerAnswer
 from cbmir.runtime.pacs.jobs import ResultObject
@@ -166,7 +167,7 @@ class OrthancRest(HttpServer):
         with self._asking("look up a study"):
             answer = self._answer("GET", f"/studies/{orthanc_id}", passed=(404,))
             uid = None if answer.status == 404 else answer.json()["MainDicomTags"]["StudyInstanceUID"]
-            if uid is not None and not _UID.fullmatch(uid):
+            if uid is not None and not is_uid(uid):
                 raise ValueError("no UID")
             return uid
 
@@ -187,13 +188,10 @@ def _study_found(answer: dict[str, Any]) -> StudyFound:
     return StudyFound(_day(answer), int(count) if count else None)
 
 
-_UID = re.compile(r"[0-9.]{1,64}")
-
-
 def _uid(answer: dict[str, Any], tag: str) -> str:
     """Return a UID by `_value`; empty if it is invalid, because it could change the URL."""
     value = _value(answer, tag)
-    return value if _UID.fullmatch(value) else ""
+    return value if is_uid(value) else ""
 
 
 def _value(answer: dict[str, Any], tag: str) -> str:

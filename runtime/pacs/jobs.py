@@ -122,12 +122,15 @@ class Spool:
         self._file(name).unlink(missing_ok=True)
 
     def keep_only(self, names: Collection[str]) -> None:
-        """Remove files without a job: they were never acknowledged, or are done."""
+        """Remove files without a job (never acknowledged, or done), and what is left of a removed dead letter."""
         for file in self._spool.iterdir():
             if file.suffix != ".dcm" or file.stem not in names:
                 file.unlink()
         for name in set(self.buried()).intersection(names):  # a process ended while burying these
             self._reason(name).unlink()
+        for file in self._dead.glob("*.dcm"):
+            if not self._reason(file.stem).exists():  # a process ended while removing it
+                file.unlink()
 
     def bury(self, name: str, about: dict[str, Any]) -> None:
         """Turn a file, if it still exists, into a dead letter, after writing what is known about it to `NAME.json`."""
@@ -147,8 +150,8 @@ class Spool:
         return (self._dead / f"{name}.dcm").read_bytes(), read_json(self._reason(name))
 
     def remove_dead_letter(self, name: str) -> None:
-        (self._dead / f"{name}.dcm").unlink(missing_ok=True)
         self._reason(name).unlink(missing_ok=True)
+        (self._dead / f"{name}.dcm").unlink(missing_ok=True)
 
     def _file(self, name: str) -> Path:
         return self._spool / f"{name}.dcm"

@@ -72,6 +72,24 @@ def test_an_interrupted_dead_letter_is_completed(queue: DurableQueue, clock: Clo
         assert (len(again), again.state()["dead_letters"]) == (0, 1)
 
 
+def test_an_interrupted_removal_of_a_dead_letter_is_completed(
+    queue: DurableQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, unlink = queue.folder / DEAD_LETTERS, Path.unlink
+    (folder / "one.dcm").write_bytes(b"an image")
+    (folder / "one.json").write_text("{}")
+
+    def stop(path: Path, missing_ok: bool = False) -> None:
+        unlink(path, missing_ok)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "unlink", stop)
+        queue.spool.remove_dead_letter("one")
+    with reopened(queue, clock) as again:
+        assert (again.state()["dead_letters"], list(folder.iterdir())) == (0, [])
+
+
 def test_a_dead_letter_interrupted_before_the_move_stays_queued(queue: DurableQueue, clock: Clock) -> None:
     put(queue)
     (file,) = spooled(queue)
