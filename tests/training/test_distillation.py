@@ -37,9 +37,10 @@ from cbmir.training.distillation import (
 from cbmir.training.encoders.encoder import build_encoder, encoder_of, for_inference
 from cbmir.training.encoders.stages import with_projection
 from cbmir.training.evaluate import evaluate_model
-from cbmir.training.harness import RetrievalTask, train
+from cbmir.training.harness import train
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.run import RunFolder, load_model
+from stopped_training import train_until
 
 SMALL = {"image_size": 32, "batch_size": 8, "epochs": 3, "lr": 1e-2, "devices": "1"}
 
@@ -219,22 +220,10 @@ def test_the_gallery_is_embedded_by_the_gallery_model(
 
 
 @pytest.mark.slow
-def test_a_stopped_student_resumes_to_the_same_weights(
-    teacher: Path, squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_student_resumes_to_the_same_weights(teacher: Path, squares: Path, tmp_path: Path) -> None:
     options = student_of(teacher, squares)
     whole = train(options, tmp_path / "whole")
-    start = RetrievalTask.on_train_epoch_start
-
-    def stop(task: RetrievalTask) -> None:
-        start(task)
-        if task.current_epoch == 1:
-            raise ConnectionAbortedError
-
-    monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", stop)
-    with pytest.raises(ConnectionAbortedError):
-        train(options, tmp_path / "stopped")
-    monkeypatch.undo()
+    train_until(1, options, tmp_path / "stopped")
     moved = tmp_path / "moved"
     moved.symlink_to(teacher)  # the teacher's path does not matter, its identity does
     resumed = train(replace(options, distill=str(moved)), tmp_path / "stopped", resume=True)

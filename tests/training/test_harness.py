@@ -22,6 +22,7 @@ from cbmir.training.harness import RetrievalTask, train
 from cbmir.training.run import RunFolder, build_model, load_model
 from cbmir.training.splits import with_fold
 from cbmir.training.validation import MEASURED, Validation
+from stopped_training import train_until
 
 
 def config(manifest: Path, **options: Any) -> TrainConfig:
@@ -96,22 +97,10 @@ def test_weights_that_do_not_match_the_card_are_refused(finished: RunFolder, tmp
 
 
 @pytest.mark.slow
-def test_a_stopped_run_resumes_to_the_same_weights(
-    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_resumes_to_the_same_weights(squares: Path, tmp_path: Path) -> None:
     options = config(squares)
     whole = train(options, tmp_path / "whole")
-    start = RetrievalTask.on_train_epoch_start
-
-    def stop(task: RetrievalTask) -> None:
-        start(task)
-        if task.current_epoch == 1:
-            raise ConnectionAbortedError
-
-    monkeypatch.setattr(RetrievalTask, "on_train_epoch_start", stop)
-    with pytest.raises(ConnectionAbortedError):
-        train(options, tmp_path / "stopped")
-    monkeypatch.undo()
+    train_until(1, options, tmp_path / "stopped")
     with pytest.raises(RunError, match="not finished"):
         load_model(tmp_path / "stopped")
     with pytest.raises(RunError, match="--resume"):
@@ -145,17 +134,7 @@ def test_resume_continues_after_the_last_epoch_not_the_best(
 ) -> None:
     options, run = config(squares, epochs=4), tmp_path / "run"
     started = worse_every_epoch(monkeypatch)
-    step = RetrievalTask.training_step
-
-    def stop(task: RetrievalTask, batch: Any, index: int) -> torch.Tensor:
-        if task.current_epoch == 2:
-            raise ConnectionAbortedError
-        return step(task, batch, index)
-
-    monkeypatch.setattr(RetrievalTask, "training_step", stop)
-    with pytest.raises(ConnectionAbortedError):
-        train(options, run)
-    monkeypatch.setattr(RetrievalTask, "training_step", step)
+    train_until(2, options, run)
     started.clear()
     moved = run.rename(tmp_path / "moved")
     finished = train(options, moved, resume=True)
@@ -347,7 +326,7 @@ def test_crops_differ_between_epochs_and_images_and_are_reproducible(squares: Pa
 
 
 @pytest.mark.slow
-def test_the_default_recipe_ends_with_a_linear_fit(squares: Path, tmp_path: Path) -> None:
+def test_the_recipe_fitted_ends_with_a_linear_fit(squares: Path, tmp_path: Path) -> None:
     """It has averaged weights, a schedule and full augmentation. A resumed run ends like an uninterrupted one."""
     recipe = RECIPES["fitted"] | {"batch_size": 8, "epochs": 4, "lr": 1e-2, "projection": 16}
     options = config(squares, **recipe)
@@ -363,17 +342,7 @@ def test_the_default_recipe_ends_with_a_linear_fit(squares: Path, tmp_path: Path
     averaged, trained = whole.best_state(), torch.load(whole.best, weights_only=True)["state_dict"]
     assert any(not torch.equal(value, trained[f"model.{name}"]) for name, value in averaged.items())
 
-    step = RetrievalTask.training_step
-
-    def stop(task: RetrievalTask, batch: Any, index: int) -> torch.Tensor:
-        if task.current_epoch == 2:
-            raise ConnectionAbortedError
-        return step(task, batch, index)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RetrievalTask, "training_step", stop)
-        with pytest.raises(ConnectionAbortedError):
-            train(options, tmp_path / "stopped")
+    train_until(2, options, tmp_path / "stopped")
     resumed = train(options, tmp_path / "stopped", resume=True)
     assert _without_seconds(resumed) == _without_seconds(whole)
     assert resumed.read_card().fingerprint == card.fingerprint
