@@ -40,16 +40,16 @@ WHOLE = "the whole recipe"
 TRAINED = {
     WHOLE: (),
     "no linear fit": ("--no-linear-fit",),
-    "no average of the weights": ("--average", "0"),
+    "no averaged weights": ("--average", "0"),
     "no warm-up and cosine": ("--schedule", "constant"),
-    "crops alone": ("--augment", "crop"),
-    "one learning rate": ("--head-rate", "1"),
+    "only random crops": ("--augment", "crop"),
+    "no higher rate for the head": ("--head-rate", "1"),
     "no weight decay": ("--weight-decay", "0"),
 }
 #: Parts of the embedding in a linear fit, as `linear_fit` orders them.
-PARTS = {"no part of neighbours": 0, "no part of scores": 1, "no part of looks": 2}
+PARTS = {"embedding without neighbours": 0, "embedding without scores": 1, "embedding without looks": 2}
 NOTHING = 1e-6  # relative length of a removed part; not 0, since scores are computed from their part
-COARSE = "no finer stage"
+COARSE = "only the last stage"
 YARDSTICK = {"AUC": ("auc", ""), "corrected nDCG@10": ("corrected_ndcg", "all queries"),
              "with Jaccard gain": ("corrected_jaccard_ndcg", "all queries")}  # fmt: skip
 K = 10
