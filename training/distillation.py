@@ -23,6 +23,7 @@ from cbmir.training.config import TrainConfig
 from cbmir.training.encoders.stages import with_projection
 from cbmir.training.model import LinearHead, ProxyHead, RetrievalModel
 from cbmir.training.run import RunFolder, encoder_for, load_model
+from cbmir.training.splits import EVERY_IMAGE
 
 log = logging.getLogger("cbmir")
 
@@ -54,15 +55,19 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     """Return the options of TrainConfig that the teacher in `run` determines: its folder, head, image size and fold.
 
     On the same table the student uses the teacher's fold, so that the teacher has not seen the queries. Raises RunError
-    for an unfinished run.
+    for an unfinished run, and for a teacher that was trained on every image of the table.
     """
     folder = RunFolder(run)
     config, card = folder.read_config(), folder.read_card()
+    fold = config.fold if config.manifest_fingerprint == manifest_fingerprint else ""
+    if fold == EVERY_IMAGE:
+        raise RunError(f"{run}: expected a teacher that has not seen every image, because unseen ones are needed; "
+                       f"found one trained on every image of this table; use the run of a fold")  # fmt: skip
     return {
         "distill": str(run.resolve()), "teacher_fingerprint": card.weights, "loss": "distill", "sigma": card.sigma,
         "negative_proxies": card.negative_proxies, "linear_fit": False, "image_size": card.preprocess.crop,
         "intensity": card.preprocess.intensity,
-        "fold": config.fold if config.manifest_fingerprint == manifest_fingerprint else "",
+        "fold": fold,
     }  # fmt: skip
 
 

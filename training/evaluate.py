@@ -30,7 +30,7 @@ from cbmir.training.model import RetrievalModel
 from cbmir.training.pool import Pool, mean_figure, or_none, retrieval_figures
 from cbmir.training.rankings import CORRECTED, SPARE, ChanceValues, Rankings, chance_values, nearest
 from cbmir.training.run import load_model
-from cbmir.training.splits import with_fold
+from cbmir.training.splits import EVERY_IMAGE, with_fold
 
 log = logging.getLogger("cbmir")
 
@@ -227,7 +227,11 @@ def evaluate_model(
                 f"{gallery_model}: expected a model of the embedding space of {model} ({card.fingerprint}), found "
                 f"{other.fingerprint}; their distances mean nothing"
             )
-        manifest = splits_of(card, read_manifest(manifest_path))
+        table = read_manifest(manifest_path)
+        if card.training.get("fold") == EVERY_IMAGE and card.training.get("manifest_fingerprint") == table.fingerprint:
+            raise SplitError(f"{manifest_path}: expected images that the model has not seen, but it was trained on "
+                             f"every image of this table; its card has the figures of its folds")  # fmt: skip
+        manifest = splits_of(card, table)
         names, labels = card.labels.names or manifest.labels.names, labels_of(card, manifest)
         images = cached_images(manifest, card.preprocess, cache_folder(manifest_path))
 

@@ -182,6 +182,7 @@ class RetrievalTask(L.LightningModule):
             self.average.update_parameters(self.model)
 
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        torch.manual_seed(self.config.seed + (self.global_step << 32))  # dropout is the same in a resumed run
         image, targets = batch
         if self.teacher is not None:
             targets = self.teacher.pooled(image)

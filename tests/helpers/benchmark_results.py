@@ -62,7 +62,7 @@ def unfinished(method: str) -> dict[str, Any]:
 
 def make(**changes: Any) -> dict[str, Any]:
     plan = {"protocol": "nih", "manifest": "nih.csv", "manifest_fingerprint": "ab12", "seeds": 2, "folds": 0,
-            "sizes": [0], "proxies": ["2"], "training": {"encoder": "tiny"}}  # fmt: skip
+            "sizes": [0], "proxies": ["2"], "training": {"encoder": "tiny"}, "tuned": {}}  # fmt: skip
     paper = {"ssh": {"ndcg": 0.15}, "bce": {"ndcg": 0.31}, "proxy": {"ndcg": 0.38}}
     methods = ("ssh", "texture", "community", "bce", "ml-proxy-nca", "proxy", "proxy-auto")
     chosen = {"texture": "Numbers chosen <here>."}

@@ -254,6 +254,15 @@ def test_the_fold_of_the_teacher_is_kept_only_on_the_same_table(
     assert teacher_options(run, read_manifest(tiny_manifest).fingerprint)["fold"] == ""
 
 
+def test_a_teacher_that_trained_on_every_image_needs_another_table(
+    make_tiny_run: Callable[..., Path], squares: Path, tiny_manifest: Path, tmp_path: Path
+) -> None:
+    run = make_tiny_run(tmp_path / "run", squares, fold="all", card=NO_THRESHOLDS)
+    assert teacher_options(run, read_manifest(tiny_manifest).fingerprint)["fold"] == ""
+    with pytest.raises(RunError, match="trained on every image of this table"):
+        teacher_options(run, read_manifest(squares).fingerprint)
+
+
 # Refusals
 
 

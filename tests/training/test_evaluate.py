@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +164,15 @@ def test_labels_are_put_into_the_order_of_the_model(tiny_model: Path, tiny_manif
     paths = (tiny_manifest, tmp_path / "turned.csv")
     summaries = [evaluate_model(tiny_model, path, k=5).summary(resamples=5) for path in paths]
     assert summaries[0] == summaries[1]
+
+
+def test_a_model_of_every_image_has_no_queries_in_its_table(
+    make_tiny_run: Callable[..., Path], tiny_manifest: Path, tmp_path: Path
+) -> None:
+    facts = {"fold": "all", "manifest_fingerprint": read_manifest(tiny_manifest).fingerprint}
+    run = make_tiny_run(tmp_path / "run", tiny_manifest, fold="all", card={"training": facts})
+    with pytest.raises(SplitError, match="trained on every image of this table"):
+        evaluate_model(run, tiny_manifest)
 
 
 def test_invalid_evaluations_are_refused(tiny_model: Path, tiny_manifest: Path, tmp_path: Path) -> None:

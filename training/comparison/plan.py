@@ -143,7 +143,8 @@ class Plan:
         method = METHODS[cell.method]
         options: dict[str, Any] = {"loss": "bce", "negative_proxies": PROTOCOLS[self.protocol].negatives}
         options |= self.training | ({"proxies_per_class": cell.proxies} if cell.proxies else {})
-        options |= {"linear_fit": False, **method.training, **self._tuned(cell.method)}
+        options |= {"linear_fit": False, **method.training}
+        options |= self._tuned("bce" if method.needs_bce else cell.method)
         if options["loss"] not in BALANCEABLE:
             options["class_weights"] = None
         return TrainConfig(
@@ -156,11 +157,12 @@ class Plan:
     def differences(self, other: Plan) -> list[str]:
         """Return the options that keep `other` from continuing this benchmark, as "name: value here -> value there".
 
-        In `tuned`, only methods of this plan count.
+        In `tuned`, only methods of this plan count, and BCE if one of them needs it.
         """
+        methods = dict.fromkeys(cell.method for cell in self.cells())
         own, others = (
             {**asdict(plan), **plan.training, "training": "", "devices": "",
-             "tuned": {method: plan._tuned(method) for method in self.methods if plan._tuned(method)}}
+             "tuned": {method: plan._tuned(method) for method in methods if plan._tuned(method)}}
             for plan in (self, other)
         )  # fmt: skip
         return [

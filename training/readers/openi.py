@@ -161,7 +161,7 @@ def _views(report: OpeniReport, known: Mapping[tuple[str, str], str], chosen: Co
     views = []
     for image, caption in report.images:
         words = set(re.findall(r"[a-z]+", caption.casefold()))
-        frontal, lateral = sorted(words & set(_FRONTAL)), bool(words & _LATERAL)
+        frontal, lateral = sorted(words & set(_FRONTAL), key=_FRONTAL.__getitem__), bool(words & _LATERAL)
         if (key := _key(image)) in known:
             views.append(known[key])
             chosen["projections"] += 1

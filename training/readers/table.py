@@ -22,7 +22,7 @@ from cbmir.training.readers.common import CERTAIN_VALUES, Missing
 T = TypeVar("T")
 LabelsFormat = Literal["text", "list"]
 _FLOAT_ID = re.compile(r"-?\d+\.0+")
-_ROUNDED_ID = re.compile(r"-?\d+(\.\d+)?e\+?\d+", re.IGNORECASE)
+_ROUNDED_ID = re.compile(r"-?\d+(\.\d+)?e\+\d+", re.IGNORECASE)
 _FLOAT_DAY = re.compile(r"(\d{8})\.0+")
 #: Possible separators of findings in a cell, in the order in which they are suggested for --separator.
 _SEPARATORS = (";", "|", ",", "\t", "\n", "/", "+", "&", " and ")

@@ -243,6 +243,12 @@ def test_bce_has_as_many_seeds_as_the_methods_that_need_it(squares: Path) -> Non
     assert names(plan) == ["seed0/bce", "seed0/itq", "seed1/bce", "seed1/itq"]
 
 
+def test_methods_on_the_features_of_bce_have_its_options(squares: Path) -> None:
+    plan, table = plan_of(squares, methods=("itq",), tuned={"bce": {"lr": 0.5}})
+    assert [plan.config(cell, table, squares).lr for cell in plan.cells()] == [0.5] * len(list(plan.cells()))
+    assert plan.differences(replace(plan, tuned={})) == ["tuned: {'bce': {'lr': 0.5}} -> {}"]
+
+
 def test_an_added_method_keeps_its_own_options(squares: Path) -> None:
     before, _ = plan_of(squares, methods=("bce",), tuned={"bce": {"lr": 0.5, "seeds": 1}})
     after, _ = plan_of(squares, methods=("fitted",), tuned={"bce": {"lr": 0.5}, "fitted": {"lr": 0.1}})

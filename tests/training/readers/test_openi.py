@@ -91,6 +91,11 @@ def test_hidden_folders_are_skipped(openi: Path) -> None:
     assert read_openi(openi) == expected
 
 
+def test_a_caption_that_says_frontal_may_name_the_projection(openi: Path) -> None:
+    _caption(openi, 9001, "Chest, PA", "Frontal AP view")
+    assert [row.view for row in read_openi(openi)] == ["AP", "PA", "PA", "PA"]
+
+
 def test_a_table_of_projections_takes_precedence_over_captions(openi: Path) -> None:
     path = openi / "projections.csv"
     path.write_text("uid,filename,projection\n9001,9001_IM-9000-1001.dcm.png,Lateral\n"

@@ -97,12 +97,12 @@ def draw_examples(report: Path, plan: Plan, folder: Path) -> list[ReportFigure]:
     queries = choose_queries(answers[shown.method].retrieval["positive queries"].ndcg)
     if not queries:
         return []
-    k = PROTOCOLS[plan.protocol].k
+    k, intensity = PROTOCOLS[plan.protocol].k, plan.training.get("intensity", "header")
     rule = (
         f"Queries were chosen by rule: of those with a finding, the ones at the quantiles "
         f"{', '.join(map(str, queries.values()))}% of nDCG@{k} under “{METHODS[shown.method].title}”, best first."
     )
-    return [_page(name, examples(own, queries, selection), k, rule, folder) for name, own in answers.items()]
+    return [_page(name, examples(own, queries, selection), k, rule, folder, intensity) for name, own in answers.items()]
 
 
 def choose_queries(ndcg: Floats) -> dict[int, int]:
@@ -140,7 +140,9 @@ def examples(answers: CellAnswers, queries: dict[int, int], selection: Manifest)
     ]  # fmt: skip
 
 
-def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, folder: Path) -> ReportFigure:
+def _page(
+    method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, folder: Path, intensity: str
+) -> ReportFigure:
     """Draw one row per query: its nDCG, the query, its neighbours."""
     title = METHODS[method].title
     kinds = [found.kind for example in shown for _, found in example.neighbours]
@@ -166,7 +168,7 @@ def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, fol
             for column, tile in enumerate(tiles):
                 left = LEFT + column * (SIDE + GAP) + (GAP if column else 0)  # a gap after the query
                 axis = figure.add_axes((left / width, bottom / height, SIDE / width, SIDE / height))
-                _draw_tile(axis, *tile)
+                _draw_tile(axis, *tile, intensity)
                 if row == 0:
                     axis.set_title(f"nearest {column}" if column else "query", fontsize=8)
                 if column == 0:
@@ -182,11 +184,12 @@ def _page(method: str, shown: Sequence[ExampleRetrieval], k: int, rule: str, fol
         return save(figure, page, folder, HEADER, table)
 
 
-def _draw_tile(axis: Axes, image: Row, findings: Sequence[tuple[str, str]], frame: str) -> None:
+def _draw_tile(axis: Axes, image: Row, findings: Sequence[tuple[str, str]], frame: str, intensity: str) -> None:
     """Draw an X-ray, its findings below it as (key of MARKS, name), and its frame (key of FRAMES, or empty)."""
     from matplotlib.patches import Rectangle
 
-    pixels = Image.fromarray(read_image(image.image).pixels)
+    radiograph = read_image(image.image, intensity=intensity, allow_lateral=image.view == "LATERAL")
+    pixels = Image.fromarray(radiograph.pixels)
     axis.imshow(np.asarray(ImageOps.pad(pixels, (PIXELS, PIXELS))), cmap="gray", vmin=0, vmax=255)
     axis.set_axis_off()
     for line, (kind, name) in enumerate(findings):

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
+from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.report.tables import NOTHING, Column, Table, TableCell, number, row_title
 from cbmir.training.comparison.results import Results, ordered
 from cbmir.training.config import TrainConfig
 
 #: Fields of TrainConfig that a method or a part determines.
-_OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "seed", "fold")
+_OWN = ("manifest", "manifest_fingerprint", "labels", "loss", "negative_proxies", "linear_fit", "seed", "fold")
 
 
 def selections_table(results: Results) -> Table:
@@ -29,13 +30,16 @@ def selections_table(results: Results) -> Table:
 
 
 def options_table(results: Results) -> Table:
-    """Return the options shared by all methods that train a network, including defaults."""
-    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name not in _OWN}
-    options = defaults | results["plan"]["training"]
+    """Return the options shared by all methods that train a network, including defaults, and those tuned for one."""
+    plan, defaults = results["plan"], {field.name: field.default for field in fields(TrainConfig)}
+    options = {name: value for name, value in (defaults | plan["training"]).items() if name not in _OWN}
     if options["class_weights"] is None:
         options["class_weights"] = "the loss's own"
+    for method, own in plan["tuned"].items():
+        if method in plan["methods"]:
+            options |= {f"{name}, {METHODS[method].title}": own[name] for name in own if name in options}
     rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
-    note = "The method determines the loss, negative proxies and, in a sweep, the proxies per class."
+    note = "The method determines the loss, linear fit, negative proxies and, in a sweep, the proxies per class."
     return Table("options", "Training options", (Column("option"), Column("value")), rows, (note,))
 
 

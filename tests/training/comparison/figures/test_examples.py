@@ -14,6 +14,7 @@ from PIL import Image
 from cbmir.errors import NotAnImageError
 from cbmir.manifest import Row, read_manifest, write_manifest
 from cbmir.training.comparison.cells import cell_folder, read_answers
+from cbmir.training.comparison.figures import examples as module
 from cbmir.training.comparison.figures.examples import agreement, choose_queries, draw_examples, examples
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Cell, Plan, selection_path
@@ -110,6 +111,16 @@ def test_missing_neighbours_are_not_shown(small_report: tuple[Path, Plan]) -> No
 def test_without_finished_cells_nothing_is_drawn(small_report: tuple[Path, Plan], tmp_path: Path) -> None:
     assert draw_examples(tmp_path, small_report[1], tmp_path / "figures") == []
     assert not (tmp_path / "figures").exists()
+
+
+def test_images_are_read_as_in_training(
+    small_report: tuple[Path, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, plan = small_report
+    read, options = module.read_image, list[object]()
+    monkeypatch.setattr(module, "read_image", lambda path, **own: options.append(own) or read(path, **own))
+    draw_examples(report, replace(plan, training=plan.training | {"intensity": "minmax"}), tmp_path)
+    assert options[0] == {"intensity": "minmax", "allow_lateral": False}
 
 
 def test_a_missing_image_is_named(small_report: tuple[Path, Plan], tmp_path: Path) -> None:

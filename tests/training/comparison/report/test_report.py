@@ -34,7 +34,7 @@ from benchmark_results import (
 from cbmir.errors import NotAnImageError
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.plan import Plan
-from cbmir.training.comparison.report.provenance import duration
+from cbmir.training.comparison.report.provenance import duration, options_table
 from cbmir.training.comparison.report.render import (
     PATIENTS_NOTICE,
     compared,
@@ -229,6 +229,14 @@ def test_provenance_has_rules_and_sources() -> None:
         "- TEXTURE: Who \\& Co, texture. Numbers chosen \\<here\\>.",
         "- COMMUNITY: Who \\& Co, community.",
     ]
+
+
+def test_options_name_the_methods_that_have_their_own() -> None:
+    plan = {"training": {"lr": 0.1, "linear_fit": True}, "methods": ["bce", "fitted"],
+            "tuned": {"fitted": {"lr": 0.5, "seeds": 1}, "proxy": {"lr": 0.6}}}  # fmt: skip
+    shown = {name.text: value.text for name, value in options_table({"plan": plan}).rows}
+    assert (shown["lr"], shown["lr, BCE, and a linear fit"]) == ("0.1", "0.5")
+    assert not [name for name in shown if "linear-fit" in name or "seeds" in name or "Xing" in name]
 
 
 def test_page_is_self_contained_and_escaped(tmp_path: Path) -> None:
