@@ -33,8 +33,8 @@ embedded = folder / "embedded.txt"  # a line a batch: how many images the engine
 def work(kill_at):
     real, calls = filling.embed_pictures, 0
 
-    def counted(engine, pictures):
-        vectors = real(engine, pictures)
+    def counted(engine, pictures, **options):
+        vectors = real(engine, pictures, **options)
         with embedded.open("a") as stream:
             stream.write(f"{len(pictures)}\\n")
         return vectors
