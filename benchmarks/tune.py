@@ -51,18 +51,8 @@ def main(
     found = read(results)
     cells = [(method, rate) for rate in rates.split(",") for method in methods.split(",")]
     lock = Lock()
-    shared = [
-        "--recipe",
-        "fitted",
-        "--encoder",
-        encoder,
-        "--weights",
-        str(weights),
-        "--image-size",
-        str(image_size),
-        "--fold",
-        "1/5",
-    ]
+    shared = ["--recipe", "fitted", "--encoder", encoder, "--weights", str(weights)]
+    shared += ["--image-size", str(image_size), "--fold", "1/5"]
 
     def train(cell: tuple[str, str]) -> None:
         method, rate = cell

@@ -53,15 +53,9 @@ class Finder(Closing):
     card: ModelCard
 
     def __init__(
-        self,
-        engine: Engine,
-        gallery: SearchableGallery | None = None,
-        *,
-        operating_point: str = BALANCED,
-        reduced_jpeg2000: bool = False,
-        allow_lateral: bool = False,
-        read: ReadImage | None = None,
-    ) -> None:
+        self, engine: Engine, gallery: SearchableGallery | None = None, *, operating_point: str = BALANCED,
+        reduced_jpeg2000: bool = False, allow_lateral: bool = False, read: ReadImage | None = None,
+    ) -> None:  # fmt: skip
         """The finder owns the engine and the gallery: `close` closes both.
 
         Args:

@@ -69,7 +69,8 @@ def pane(
 def about_image(radiograph: Radiograph) -> dict[str, Any]:
     """Return a file's size in pixels ("size") and in mm ("mm"), the plane in which the mm are measured ("where"),
     whether it has more grey values than its picture ("deep"), and the patient's sides at its edges ("sides")."""
-    (rows, columns), spacing = radiograph.stored.shape, radiograph.spacing
+    whole, spacing = radiograph.reduction or radiograph.stored, radiograph.spacing
+    rows, columns = whole.shape
     about = {"size": [columns, rows], "mm": None, "where": "", "deep": radiograph.values is not None,
              "sides": radiograph.sides}  # fmt: skip
     if spacing is not None:

@@ -80,17 +80,12 @@ class Content:
 
     @classmethod
     def of(
-        cls,
-        source: SourceImage,
-        pixels: str,
-        analysis: Analysis,
-        finder: Finder,
-        *,
-        with_priors: bool,
+        cls, source: SourceImage, pixels: str, analysis: Analysis, finder: Finder, *, with_priors: bool,
         predecessor: str,
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Collect the content of an analysis. Raises GalleryError if the gallery cannot be searched."""
-        card, gallery, health = finder.card, finder.gallery, finder.health()
+        point, gallery, health = analysis.operating_point, finder.gallery, finder.health()
+        card = finder.engine.card.at(point)
         fingerprint = answers_fingerprint(card)
         priors, notes = _own_priors(source, analysis, gallery) if with_priors else ((), ())
         if not analysis.findings and not analysis.neighbours:
@@ -109,11 +104,11 @@ class Content:
                 f"weights: {card.weights}",
                 f"embedding space: {card.fingerprint}",
                 f"encoder: {card.encoder}, {card.preprocess.crop} pixels, grey by {card.preprocess.intensity}",
-                *([f"operating point: {finder.operating_point}"] if card.has_findings else []),
+                *([f"operating point: {point}"] if card.has_findings else []),
                 f"engine: {health.engine} {health.version}, {health.precision}",
             ),
             moment=datetime.now(UTC),
-            operating_point=finder.operating_point,
+            operating_point=point,
             predecessor="" if predecessor == result_uid(source, pixels, fingerprint, "sr") else predecessor,
         )
 

@@ -67,7 +67,7 @@ def make_results(
         copies: Whether to make the selection of priors for the priors' studies too, not only for the image's own.
 
     Raises:
-        UserError: An unknown kind, a predecessor that is not a UID, or neighbours that are not ranked by nearness.
+        UserError: An unknown kind, a predecessor that is not a UID, or neighbours of another kind of search.
         ImageError: The data is not a DICOM object with its four UIDs.
         GalleryError: The gallery cannot be searched.
         MissingDependencyError: The extra `dicom` is not installed.
@@ -75,9 +75,9 @@ def make_results(
     unknown = sorted(set(kinds) - set(KINDS))
     if unknown or isinstance(kinds, str):
         raise UserError(f"expected kinds of results among {', '.join(KINDS)}; found {', '.join(unknown) or kinds}")
-    if analysis.rank != "nearness":
-        raise UserError(f"expected neighbours ranked by nearness, since results show similar images; found "
-                        f"{analysis.rank}")  # fmt: skip
+    if analysis.rank != "nearness" or analysis.region or analysis.refinement:
+        raise UserError("expected neighbours of the whole image ranked by nearness, since results show similar images; "
+                        "found those of a region or a refined search, or ranked by findings")  # fmt: skip
     if predecessor and not is_uid(predecessor):
         raise UserError("expected the SOP Instance UID of an SR for predecessor, or none; found another text")
     warm_up()

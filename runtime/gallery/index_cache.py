@@ -66,7 +66,8 @@ class IndexCache:
             return snapshot.reference_distances
         with self._measuring:
             count = len(snapshot.base) if base_tells else len(snapshot)
-            if self._measured is None or abs(count - self._measured[0]) > self._measured[0] // 10:
+            before = -1 if self._measured is None else self._measured[0]
+            if self._measured is None or abs(count - before) > before // 10 or before < FEWEST <= count:
                 rows = snapshot.base if base_tells else Columns.joined(list(snapshot.blocks()) or [snapshot.tail])
                 self._measured = count, reference_distances(rows.vectors, rows.patients)
             return self._measured[1]

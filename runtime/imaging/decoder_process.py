@@ -72,15 +72,10 @@ class DecoderPool(Closing):
             self._idle.put(process)
 
     def read(
-        self,
-        source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
-        *,
-        limits: ImageLimits | None = None,
-        intensity: str = "header",
-        allow_lateral: bool = False,
-        threads: int = 1,
+        self, source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], *,
+        limits: ImageLimits | None = None, intensity: str = "header", allow_lateral: bool = False, threads: int = 1,
         reduced_for: PreprocessSpec | None = None,
-    ) -> Radiograph:
+    ) -> Radiograph:  # fmt: skip
         """Read an image as `read_image` does, within the deadline. Arrays need no decoder and are read in this process.
 
         Raises:

@@ -116,6 +116,8 @@ class Frame:
         values = np.frombuffer(self.data, np.uint8)
         rows, columns = self.shape
         if self.photometric == "YBR_FULL_422":  # Y Y Cb Cr for every two pixels (PS3.3 C.7.6.3.1.2)
+            if columns % 2:
+                raise self.damaged
             pairs = values.reshape(rows, columns // 2, 4)
             pixels = np.stack([pairs[..., :2], *(np.repeat(pairs[..., at, None], 2, axis=2) for at in (2, 3))], axis=3)
             return pixels.reshape(rows, columns, 3)
@@ -232,6 +234,8 @@ def find_frame(tags: Tags, buffer: bytes) -> Frame:
         if len(data) > expected + expected % 2:
             tags.warn("excess pixel data", f"{tag_name('PixelData')} is longer than the image: the rest is ignored")
         if allocated == 8 and not syntax.is_little_endian and element.VR == "OW":
+            if len(data) % 2:
+                raise damaged
             data = np.frombuffer(data, "u2").byteswap().tobytes()  # two pixels per word, the first in the low byte
         data = data[:expected]
     signed = tags.integer("PixelRepresentation") == 1

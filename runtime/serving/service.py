@@ -62,12 +62,12 @@ class FinderService:
     ) -> schemas.AnalyzeAnswer:
         kinds = [kind for kind in options.results.replace(" ", "").split(",") if kind]
         _check_kinds(kinds, data)
-        if kinds and (options.rank != "nearness" or options.region):
-            raise Problem(422, "results", "Expected rank=nearness and no region with results, which show similar "
-                                          "images.")  # fmt: skip
         with self.live.use() as finder:
             _tell(facts, finder)
             wanted = Filter() if finder.gallery is None else _filter(options, finder.gallery)
+            if kinds and (options.rank != "nearness" or options.region or wanted != Filter()):
+                raise Problem(422, "results", "Expected rank=nearness, no region and no filter with results, which "
+                                              "show the images that are most similar.")  # fmt: skip
             _check_patient(finder.gallery, patient_id)
             image = finder.read(data)
             facts["sha256"] = image.sha256

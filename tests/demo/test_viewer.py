@@ -17,6 +17,7 @@ from cbmir.demo import uploads
 from cbmir.demo.page.viewer import about_image, whole_image
 from cbmir.demo.uploads import WholeImages
 from cbmir.runtime import read_image
+from cbmir.runtime.imaging.radiograph import Reduction
 from dicom_files import STORED, make_dicom
 
 
@@ -68,6 +69,8 @@ def test_the_size_in_mm_is_that_of_the_whole_file() -> None:
     about = about_image(radiograph)
     assert about["size"] == [64, 32] and about["mm"] == pytest.approx([6.4, 6.4])
     assert about["where"] == "at the detector" and about["deep"]
+    halved = replace(radiograph, stored=radiograph.stored[::2, ::2], reduction=Reduction(2, (32, 64)))
+    assert about_image(halved) == about
     about = about_image(read_image(STORED.astype(np.uint8)))
     assert about == {"size": [64, 64], "mm": None, "where": "", "deep": False, "sides": ""}
 

@@ -17,7 +17,9 @@ from cbmir.errors import UserError
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.runtime import Finder, build_gallery, open_engine
+from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.dicom_output.identifiers import answers_fingerprint
+from dicom_files import make_dicom
 
 POINTS = {
     "sensitive": (OperatingPoint(0.01, 0.95, 0.4, 0.5, 0.9), OperatingPoint(0.02, 1.0, 0.0, 0.2, None), None),
@@ -35,6 +37,18 @@ def model(tmp_path_factory: pytest.TempPathFactory, make_tiny_model: Callable[..
 def finder(model: Path, tiny_gallery: Path) -> Iterator[Finder]:
     with cbmir.load(model, gallery=tiny_gallery, threads=1) as opened:
         yield opened
+
+
+def test_results_state_the_operating_point_of_the_analysis(finder: Finder) -> None:
+    pytest.importorskip("highdicom")
+    data = make_dicom(SeriesInstanceUID="1.2.5")
+    balanced = finder.analyze(data, 2)
+    first, second = (
+        make_results(data, one, finder, kinds=("sr",)).sr for one in (balanced, balanced.at(finder.card, "sensitive"))
+    )
+    assert first and second and first.SOPInstanceUID != second.SOPInstanceUID
+    said = ["\n".join(str(one.value) for one in made.iterall()) for made in (first, second)]
+    assert "operating point: balanced" in said[0] and "operating point: sensitive" in said[1]
 
 
 @pytest.mark.parametrize("name", POINTS)

@@ -16,7 +16,7 @@ from cbmir.runtime.engines.base import Engine
 from cbmir.runtime.gallery.build.build import build_gallery, build_version, open_collection
 from cbmir.runtime.gallery.build.folder import GalleryFolder, digest_of
 from cbmir.runtime.gallery.build.shard import in_order
-from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list
+from cbmir.runtime.gallery.build.work import IndexReport, Work, read_list, with_all_warnings, write_lists
 from cbmir.runtime.gallery.entry import Added
 from cbmir.runtime.gallery.gallery import DUPLICATES, UNREADABLE, Gallery
 from cbmir.runtime.gallery.maintenance import merge
@@ -68,8 +68,9 @@ def merge_galleries(
     folder = GalleryFolder(path)
     if folder.has_gallery():
         with Gallery.open(folder.path, pseudonyms=pseudonyms) as target, folder.locked():
-            report = _merge_each(target, others, merged)
+            report = with_all_warnings(_merge_each(target, others, merged), target)
             target.settle()
+            write_lists(folder.path, report)
         return report
 
     def fill(gallery: Gallery) -> IndexReport:

@@ -190,8 +190,13 @@ def test_data_without_uids_is_refused(clinic: Any, make_radiograph: Make) -> Non
         make_results(b"no DICOM" * 40, analysis, clinic.finder)
     with pytest.raises(UserError, match="predecessor"):
         make_results(clinic.image, analysis, clinic.finder, predecessor="the last one")
-    with pytest.raises(UserError, match="ranked by nearness"):
-        make_results(clinic.image, clinic.finder.analyze(clinic.image, rank="findings"), clinic.finder)
+    finder = clinic.finder
+    for other in (
+        finder.analyze(clinic.image, rank="findings"),
+        finder.analyze(clinic.image, region=(0.1, 0.1, 0.6, 0.6)),
+    ):
+        with pytest.raises(UserError, match="whole image ranked by nearness"):
+            make_results(clinic.image, other, finder)
 
 
 def test_warm_up_covers_every_kind() -> None:

@@ -194,6 +194,15 @@ def test_a_removal_keeps_derived_files_without_the_entry(
     assert not about.exists()
 
 
+def test_reference_distances_are_measured_once_there_are_enough(gallery: Gallery, make_vectors: Make) -> None:
+    first = replace(gallery.entry("id0000"), sha256="")
+    for count in (39, 1):  # 60 images are there
+        assert len(gallery.reference_distances) == 0
+        rows = [replace(first, id=f"{count}-{n}", patient_id=f"{count}-{n}") for n in range(count)]
+        gallery.add(rows, make_vectors(count, seed=count))
+    assert len(gallery.reference_distances) == 100
+
+
 def test_reference_distances_are_kept_with_derived_files(
     gallery: Gallery, tmp_path: Path, tiny_card: ModelCard
 ) -> None:

@@ -108,6 +108,7 @@ def test_damaged_images() -> None:
             colour_dicom(frame=frame, syntax=JPEGBaseline8Bit, photometric="YBR_FULL"),
             DamagedImageError,
         ),  # one component
+        (colour_dicom(np.zeros((SIDE, 2 * SIDE - 2), np.uint8), "YBR_FULL_422", Columns=SIDE - 1), DamagedImageError),
         (colour_dicom(SamplesPerPixel=1), DicomImageError),
         (colour_dicom(SamplesPerPixel=4), DicomImageError),
         (colour_dicom(BitsAllocated=16), DicomImageError),

@@ -15,6 +15,7 @@ from pydicom.uid import (
 
 from cbmir.errors import (
     BlankImageError,
+    DamagedImageError,
     DicomImageError,
 )
 from cbmir.runtime.imaging.dicom_grayscale import window
@@ -127,6 +128,14 @@ def test_8_bits(syntax: str, vr: str) -> None:
     file = make_dicom(pixels, **tags)
     start = file.rindex(b"\xe0\x7f\x10\x00" if syntax == ExplicitVRLittleEndian else b"\x7f\xe0\x00\x10") + 4
     assert np.array_equal(read_image(file[:start] + vr.encode() + file[start + 2 :]).pixels, pixels)
+
+
+def test_words_with_a_byte_missing_are_damaged() -> None:
+    file = make_dicom(np.resize(STORED // 16, (65, 65)).astype(np.uint8), syntax=ExplicitVRBigEndian)
+    start = file.rindex(b"\x7f\xe0\x00\x10") + 4
+    odd = file[:start] + b"OW\0\0" + (65 * 65).to_bytes(4, "big") + file[start + 8 : -1]
+    with pytest.raises(DamagedImageError):
+        read_image(odd)
 
 
 # -- pitfalls

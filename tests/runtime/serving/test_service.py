@@ -245,6 +245,9 @@ def test_results_of_a_dicom_file(client: TestClient) -> None:
         assert (made.StudyInstanceUID, made.Manufacturer) == ("1.2.4", "cbmir")
         assert modality in (made.Modality, "OT")
     assert client.post("/v1/analyze", params={"results": ""}, content=data).json()["results"] is None
+    for choice in ({"where": "Mass"}, {"view": "PA"}, {"rank": "findings"}, {"region": "0.1,0.1,0.5,0.5"}):
+        refused = client.post("/v1/analyze", params={"results": "sr", **choice}, content=data)
+        assert (refused.status_code, refused.json()["type"]) == (422, "urn:cbmir:problem:results"), choice
 
 
 def test_reports_and_thumbnails_if_they_are_shared(make_client: MakeClient, png: bytes) -> None:

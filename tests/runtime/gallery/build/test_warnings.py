@@ -89,6 +89,16 @@ def test_an_addition_reads_the_entries_once(
     assert listed(tmp_path / "g") == LISTED
 
 
+def test_merging_into_a_gallery_keeps_its_lists(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
+    build_gallery(engine, untagged, tmp_path / "g", splits=("test",), workers=0)
+    build_gallery(engine, untagged, tmp_path / "more", splits=("train",), workers=0)
+    (tmp_path / "more" / "unreadable.csv").write_text("image,reason\nx.png,damaged\n")
+    merge_galleries(tmp_path / "g", [tmp_path / "more"])
+    assert (tmp_path / "g" / "unreadable.csv").read_text() == "image,reason\nx.png,damaged\n"
+    rows = [(tmp_path / name / "warnings.csv").read_text().splitlines()[1:] for name in ("g", "more")]
+    assert set(rows[1]) <= set(rows[0])
+
+
 def test_shards_pass_on_their_warnings(tmp_path: Path, engine: Engine, untagged: Manifest) -> None:
     shards = [tmp_path / f"shard{n}" for n in (1, 2)]
     for n, shard in enumerate(shards, 1):
