@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
+from fnmatch import fnmatch
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -74,3 +75,11 @@ def test_every_file_of_where_to_look_exists(script: ModuleType) -> None:
     named = re.findall(r"`((?:src/cbmir|cli|runtime|training|export|demo)/[\w/.]*)`", script.PAGE.read_text("utf-8"))
     assert len(named) > 25
     assert [name for name in named if not (ROOT / re.sub(r"^cli/", "src/cbmir/cli/", name)).exists()] == []
+
+
+def test_pytest_enters_every_folder_of_tests(request: pytest.FixtureRequest) -> None:
+    """By default it leaves out folders with names such as `build`."""
+    skipped = [name for name in request.config.getini("norecursedirs") if name != "node_modules"]
+    tests = Path(__file__).parents[1]
+    folders = {folder for file in tests.rglob("test_*.py") for folder in file.relative_to(tests).parts[:-1]}
+    assert not [folder for folder in folders if any(fnmatch(folder, pattern) for pattern in skipped)]
