@@ -61,8 +61,8 @@ def teacher_options(run: Path, manifest_fingerprint: str) -> dict[str, Any]:
     config, card = folder.read_config(), folder.read_card()
     fold = config.fold if config.manifest_fingerprint == manifest_fingerprint else ""
     if fold == EVERY_IMAGE:
-        raise RunError(f"{run}: expected a teacher that has not seen every image, because unseen ones are needed; "
-                       f"found one trained on every image of this table; use the run of a fold")  # fmt: skip
+        raise RunError(f"{run}: expected a teacher that left out images, which choose the student's epoch; found one "
+                       f"that was trained on every image of this table; use the run of a fold")  # fmt: skip
     return {
         "distill": str(run.resolve()), "teacher_fingerprint": card.weights, "loss": "distill", "sigma": card.sigma,
         "negative_proxies": card.negative_proxies, "linear_fit": False, "image_size": card.preprocess.crop,

@@ -70,7 +70,7 @@ def merge_galleries(
         with Gallery.open(folder.path, pseudonyms=pseudonyms) as target, folder.locked():
             report = with_all_warnings(_merge_each(target, others, merged), target)
             target.settle()
-            write_lists(folder.path, report)
+            write_lists(folder.path, report, [image for image, _ in (*report.unreadable, *report.duplicates)])
         return report
 
     def fill(gallery: Gallery) -> IndexReport:
