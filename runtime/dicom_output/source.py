@@ -59,9 +59,8 @@ class SourceImage:
             for keyword in UIDS:
                 uid = _text(found, keyword, collected)
                 if not uid or not is_uid(uid):
-                    raise DicomImageError(
-                        f"expected {tag_name(keyword)} in the image, found no valid one: no result can refer to it"
-                    )
+                    raise DicomImageError(f"expected {tag_name(keyword)} in the image, found no valid one: no result "
+                                          "can refer to it", keyword)  # fmt: skip
                 setattr(header, keyword, uid)
             for keyword in (*_PRESENT, *OPTIONAL):
                 text = _text(found, keyword, collected)
@@ -124,8 +123,8 @@ def _text(found: Dataset, keyword: str, collected: list[str]) -> str | None:
             text = text.replace(".", "")  # ACR-NEMA's format, which PS3.5 6.2 lets readers accept
         if keyword.endswith("Time") and re.fullmatch(r"\d\d(:\d\d){1,2}(\.\d+)?", text):
             text = text.replace(":", "")
-        if not text:
-            return ""
+        if not text or keyword in UIDS:  # devices write UIDs with leading zeros, which PS3.5 9.1 forbids
+            return text
         validate_value(found[keyword].VR, text, config.RAISE)
         has_character_set = bool(found.get("SpecificCharacterSet"))
     except read_errors():

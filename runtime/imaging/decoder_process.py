@@ -261,7 +261,7 @@ class _Process:
 
 def main(descriptor: int, seconds: float) -> None:
     """Run in the process of a `_Process`: read images until the parent is gone."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal or a supervisor may send them to all processes
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # may be sent to the whole process group
         signal.signal(number, signal.SIG_IGN)
     import resource  # not on Windows
 

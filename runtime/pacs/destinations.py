@@ -155,10 +155,11 @@ class StoreScu:
         association = ae.associate(self.to.host, self.to.port, ae_title=self.to.ae_title, tls_args=tls,
                                    evt_handlers=[(evt.EVT_CONN_OPEN, _bound)])  # fmt: skip
         if not association.is_established:
+            if association.rejected_contexts:  # it answered, but accepted no class, so pynetdicom aborted
+                raise DeliveryError(f"{self.to}: does not accept {classes[0].name}")
             why = "refused the association" if association.is_rejected else "cannot be reached"
-            raise DeliveryAwayError(
-                f"{self.to}: {why}; check its address and that it knows the AE title {self._calling}"
-            )
+            raise DeliveryAwayError(f"{self.to}: {why}; check its address and that it knows the AE title "
+                                    f"{self._calling}")  # fmt: skip
         return association
 
     def _store(self, association: Any, dataset: Any) -> str:

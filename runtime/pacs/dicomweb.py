@@ -29,6 +29,7 @@ _SERIES, _CLASS, _INSTANCE = "0020000E", "00080016", "00080018"
 _STUDY, _DAY, _COUNT = "0020000D", "00080020", "00201208"  # the last: NumberOfStudyRelatedInstances
 _MODALITY = "00080060"
 _FAILED, _REASON = "00081198", "00081197"  # FailedSOPSequence, and FailureReason in it
+_STORED = "00081199"  # ReferencedSOPSequence
 _ALREADY_THERE = (0x0111, 45070)  # reasons: PS3.7 C.5.7, and Azure's own
 OUT_OF_RESOURCES = range(0xA700, 0xA800)  # statuses and reasons (PS3.4 table B.2-1)
 
@@ -174,11 +175,11 @@ class OrthancRest(HttpServer):
 
 def _failure_reasons(answer: PeerAnswer) -> list[int | None]:
     """Return the reason why each refused object was not stored (PS3.18 10.5.3); None if the server states none."""
-    failed: list[dict[str, Any]] = []
-    if "json" in answer.content_type and answer.status in (200, 202, 409):
-        failed = (answer.json() or {}).get(_FAILED, {}).get("Value", [])
-    if not failed and answer.status == 409:
-        raise PacsError("refused all results, and did not say why (status 409)")
+    readable = "json" in answer.content_type and answer.status in (200, 202, 409)
+    about: dict[str, Any] = (answer.json() or {}) if readable else {}
+    failed = about.get(_FAILED, {}).get("Value", [])
+    if not failed and (answer.status == 409 or (answer.status == 202 and _STORED not in about)):
+        raise PacsError(f"did not say which results it refused, and why (status {answer.status})")
     reasons = [next(iter(item.get(_REASON, {}).get("Value", [])), None) for item in failed]
     return [None if reason is None else int(reason) for reason in reasons]
 

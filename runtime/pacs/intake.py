@@ -10,7 +10,7 @@ from enum import Enum
 from cbmir.errors import DicomImageError, ImageError, ImageSizeError
 from cbmir.runtime.dicom_output import answers_fingerprint, is_own_result
 from cbmir.runtime.hot_reload import ReloadableFinder
-from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, pydicom_unlogged
+from cbmir.runtime.imaging.dicom_header import IMAGE_CLASSES, UIDS, Tags, is_uid, pydicom_unlogged
 from cbmir.runtime.imaging.dicom_reader import is_dicom, parse_dicom
 from cbmir.runtime.imaging.radiograph import ImageLimits, collected_warnings
 from cbmir.runtime.logs import fields, pacs_log, what_failed
@@ -89,7 +89,7 @@ def _read_header(data: bytes, source: str, limits: ImageLimits) -> tuple[str, Ar
         dataset, _ = parse_dicom(data, "object", limits)
         tags = Tags(dataset, "object")
         for keyword in UIDS:
-            if not tags.text(keyword):
+            if not is_uid(tags.text(keyword)):
                 raise tags.refusal(keyword, "expected a UID")
         sop_class, instance, study, _ = map(tags.text, UIDS)
         return sop_class, Arrival(instance, study, source), is_own_result(dataset)

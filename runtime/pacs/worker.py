@@ -11,6 +11,7 @@ import io
 import threading
 import time
 from collections.abc import Collection
+from dataclasses import replace
 
 from cbmir import errors
 from cbmir.runtime.dicom_output import answers_fingerprint, make_results, warm_up
@@ -76,6 +77,7 @@ class Workers:
             if not fingerprint:
                 fingerprint, results = self._analyse(job)
                 self._queue.keep(job, results, fingerprint)
+                job = replace(job, attempts=1)  # as `keep` counts
             if results and self._queue.is_holding:
                 self._queue.hold_back(job)
                 pacs_log.info("analysed: its results wait to be sent", extra=fields(**_about(job, began)))

@@ -14,6 +14,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, Imp
 
 from cbmir.errors import DicomImageError, ImageError, NotAnImageError
 from cbmir.runtime.dicom_output.source import SourceImage
+from cbmir.runtime.imaging.dicom_header import UIDS
 from dicom_files import make_dicom
 
 Make = Callable[..., bytes]
@@ -65,6 +66,14 @@ def test_a_missing_uid_is_refused(make_radiograph: Make, keyword: str) -> None:
     for damaged in (emptied, data[: at + 8] + b"x" * length + data[at + 8 + length :]):
         with pytest.raises(DicomImageError, match=rf"expected {keyword} \(.*found no valid one"):
             read(damaged)
+
+
+@pytest.mark.filterwarnings("ignore:Invalid value for VR UI")
+@pytest.mark.parametrize("keyword", UIDS)
+def test_a_uid_with_leading_zeros_is_kept(make_radiograph: Make, keyword: str) -> None:
+    """Some devices write them. PS3.5 9.1 forbids it, but a reference must name the image by the UID that it has."""
+    source = read(make_radiograph(**{keyword: "1.2.392.200036.093012.007"}))
+    assert (source.header[keyword].value, source.warnings) == ("1.2.392.200036.093012.007", ())
 
 
 def test_another_format_is_refused() -> None:

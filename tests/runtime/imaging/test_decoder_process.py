@@ -125,6 +125,16 @@ def test_a_decoder_that_does_not_answer_is_killed_and_the_next_file_is_read(
     assert pool.read(good).sha256 == read_image(good).sha256
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_the_whole_process_group_stop_no_decoder(pool: DecoderPool, number: signal.Signals) -> None:
+    """A terminal or a supervisor sends them; SIGHUP reloads the model of `cbmir serve`."""
+    pid = stopped(pool)
+    os.kill(pid, number)
+    os.kill(pid, signal.SIGCONT)
+    assert outcome(pool.read, whole_files()["x.png"]) == outcome(read_image, whole_files()["x.png"])
+    assert {process._child.pid for process in pool._processes} == {pid}
+
+
 def test_a_decoder_that_crashes(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     pid = stopped(pool)
     asked = module._Process.ask

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pynetdicom import AE
-from pynetdicom.sop_class import CTImageStorage
+from pynetdicom.sop_class import CTImageStorage, SecondaryCaptureImageStorage
 
 from cbmir.errors import DeliveryAwayError, DeliveryError, PacsError
 from cbmir.runtime.pacs.destinations import Address, Folder, StoreScu
@@ -98,15 +98,19 @@ def test_an_archive_that_is_down_cannot_be_reached(receiver: Receiver, results: 
         away.send(results)
 
 
-def test_an_unsupported_class_is_named(results: list[ResultObject]) -> None:
+@pytest.mark.parametrize("supported", [CTImageStorage, SecondaryCaptureImageStorage])
+def test_an_unsupported_class_is_named(radiograph: Callable[..., bytes], supported: str) -> None:
+    """Also if the archive supports none of the classes: then pynetdicom aborts the association."""
+    capture = radiograph(2, SOPClassUID=SecondaryCaptureImageStorage)
     ae = AE(ae_title="ARCHIVE")
-    ae.add_supported_context(CTImageStorage)
+    ae.add_supported_context(supported)
     server = ae.start_server(("127.0.0.1", 0), block=False)
     assert server is not None
     try:
         destination = StoreScu(Address("ARCHIVE", "127.0.0.1", server.server_address[1]))
-        with pytest.raises(DeliveryError, match=r"does not take Computed Radiography Image Storage|cannot be reached"):
-            destination.send(results)
+        with pytest.raises(DeliveryError, match="does not accept Computed Radiography Image Storage") as raised:
+            destination.send([ResultObject("sr", "2.25.1", radiograph(1)), ResultObject("sc", "2.25.2", capture)])
+        assert not isinstance(raised.value, DeliveryAwayError), "or nothing else would be sent for a while"
     finally:
         server.shutdown()
 

@@ -87,6 +87,16 @@ def test_a_radiograph_gets_a_report_in_its_study(
     assert intake.take(data, "SENDER") is IntakeStatus.KNOWN
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value for VR UI")
+def test_an_accepted_image_with_leading_zeros_in_its_uid_gets_a_report(
+    intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
+) -> None:
+    archive = Archive()
+    assert intake.take(radiograph(StudyInstanceUID="1.2.392.093012.007"), "SENDER") is IntakeStatus.QUEUED
+    work_off(queue, live, archive)
+    assert [report.StudyInstanceUID for report in archive.reports] == ["1.2.392.093012.007"]
+
+
 def test_all_kinds_are_sent(
     intake: Intake, queue: DurableQueue, live: ReloadableFinder, radiograph: Callable[..., bytes]
 ) -> None:
@@ -185,6 +195,13 @@ def test_unreadable_files_are_refused(
         intake.take(radiograph()[:200] if data is None else data, "SENDER")
 
 
+@pytest.mark.filterwarnings("ignore:Invalid value for VR UI")
+def test_invalid_uids_are_refused_on_arrival(intake: Intake, radiograph: Callable[..., bytes]) -> None:
+    """Later, nobody would be told."""
+    with pytest.raises(DicomImageError, match=r"SeriesInstanceUID .*expected a UID"):
+        intake.take(radiograph(SeriesInstanceUID="series 1"), "SENDER")
+
+
 def test_announced_uids_must_match(intake: Intake, radiograph: Callable[..., bytes]) -> None:
     with pytest.raises(DicomImageError, match="SOPInstanceUID that was announced"):
         intake.take(radiograph(), "SENDER", sop_instance_uid="1.2.3")
@@ -240,6 +257,27 @@ def test_a_refused_result_delays_no_others(
             now[0] += 3600
             work_off(queue, live, archive)
         assert (len(queue), queue.state()["dead_letters"]) == (0, 1)
+
+
+def test_attempts_to_send_are_counted_apart_from_those_to_analyse(
+    intake: Intake,
+    queue: DurableQueue,
+    live: ReloadableFinder,
+    radiograph: Callable[..., bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last attempt analyses the image, and its archive refuses the results once."""
+    analyze, failures, archive = Finder.analyze, iter([1, 2]), Archive(1, DeliveryError("refused an object"))
+
+    def fail_twice(*given: Any, **options: Any) -> Any:
+        if next(failures, None):
+            raise RuntimeError("out of luck")
+        return analyze(*given, **options)
+
+    monkeypatch.setattr(Finder, "analyze", fail_twice)
+    intake.take(radiograph(), "SENDER")
+    work_off(queue, live, archive)
+    assert (len(archive.tried), len(archive.reports), queue.state()["dead_letters"]) == (2, 1, 0)
 
 
 @pytest.mark.parametrize("error", [GalleryError("it is away"), NotReadyError("it is closed"), EngineError("no GPU")])
