@@ -22,7 +22,7 @@ from cbmir.demo.page.viewer import about_image
 from cbmir.demo.report import report_html
 from cbmir.demo.sessions import Session, Step, Wish
 from cbmir.demo.uploads import Upload, WholeImages, picture_of, read_uploads
-from cbmir.errors import GalleryError, ImageError, UserError
+from cbmir.errors import DicomImageError, GalleryError, ImageError, UserError
 from cbmir.labels import spelled
 from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.evidence import Region
@@ -38,8 +38,8 @@ _LOOKED_AT = 100  # images of one patient that are searched for priors
 _IN_RESULTS = 10  # similar images in SR and SC
 _AMONG = 200  # a search by findings sorts this many nearest images by the number of findings that match
 FROM_THUMBNAIL = (
-    "This image's file is gone or has changed since it was added to the gallery. It was analysed from its thumbnail, "
-    "so its findings and similar images are approximate."
+    "This image's file is gone, unreadable or changed since it was added to the gallery. It was analysed from its "
+    "thumbnail, so its findings and similar images are approximate."
 )
 
 
@@ -110,7 +110,7 @@ class Desk:
             entry = self.gallery.entry(id)
         except GalleryError as error:
             raise UserError("The gallery no longer has this image.") from error
-        radiograph, whole = self._of_gallery(entry)
+        radiograph, whole = self._of_gallery(entry, analysed=True)
         known = replace(radiograph, sha256=entry.sha256, patient_id="", name=entry.id)  # the gallery knows the patient
         warnings = () if whole else (FROM_THUMBNAIL,)
         upload = self._upload_of(known, f"Gallery image {entry.id}", *warnings)
@@ -320,14 +320,18 @@ class Desk:
         weakref.finalize(upload, self.whole.forget, key)  # when the session ends
         return upload
 
-    def _of_gallery(self, entry: Entry) -> tuple[Radiograph, bool]:
-        """Read a gallery image. Returns it, and whether it comes from its file, not from its thumbnail."""
+    def _of_gallery(self, entry: Entry, *, analysed: bool = False) -> tuple[Radiograph, bool]:
+        """Read a gallery image. Returns it, and whether it comes from its file, not from its thumbnail.
+
+        An image to be analysed must be one that an upload may be: raises DicomImageError for a lateral view.
+        """
         try:
             image = self.finder.read(entry.image)
             if image.sha256 == entry.sha256 or not entry.sha256:
                 return image, True
-        except ImageError:
-            pass  # the thumbnail is used instead, and the page says so
+        except ImageError as error:  # the thumbnail is used instead, and the page says so
+            if analysed and isinstance(error, DicomImageError):
+                raise
         jpeg = self.gallery.thumbnail(entry.id)
         if jpeg is None:
             raise UserError(f"{entry.id}: its file is gone, and the gallery has no thumbnail of it.")

@@ -83,21 +83,11 @@ class Finder(Closing):
 
     @classmethod
     def open(
-        cls,
-        model: str | Path,
-        gallery: str | Path | None = None,
-        *,
-        engine: str = "auto",
-        threads: int | None = None,
-        mode: Mode = "auto",
-        cache: str | Path | None = None,
-        allow_fallback: bool = False,
-        operating_point: str = BALANCED,
-        reduced_jpeg2000: bool = False,
-        allow_lateral: bool = False,
-        pseudonyms: Pseudonyms | None = None,
-        read: ReadImage | None = None,
-    ) -> Self:
+        cls, model: str | Path, gallery: str | Path | None = None, *, engine: str = "auto", threads: int | None = None,
+        mode: Mode = "auto", cache: str | Path | None = None, allow_fallback: bool = False,
+        operating_point: str = BALANCED, reduced_jpeg2000: bool = False, allow_lateral: bool = False,
+        pseudonyms: Pseudonyms | None = None, read: ReadImage | None = None,
+    ) -> Self:  # fmt: skip
         """Open a model and a gallery. The other arguments are those of `open_engine`, `Finder` and `Gallery.open`.
 
         Args:

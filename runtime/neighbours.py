@@ -137,18 +137,8 @@ def neighbour_of(hit: Hit, wanted: Collection[str]) -> Neighbour:
     """Turn a hit into a Neighbour. `wanted` are the canonical names of the query's labels."""
     entry = hit.entry
     return Neighbour(
-        id=entry.id,
-        image=entry.image,
-        patient_id=entry.patient_id,
-        distance=hit.distance,
-        cosine=hit.cosine,
-        labels=entry.positive,
-        shared=tuple(name for name in entry.positive if canonical(name) in wanted),
-        report=entry.report,
-        uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
-        boxes=entry.boxes,
-        place=hit.place,
-        view=entry.view,
-        source=entry.source,
-        date=entry.date,
-    )
+        id=entry.id, image=entry.image, patient_id=entry.patient_id, distance=hit.distance, cosine=hit.cosine,
+        labels=entry.positive, shared=tuple(name for name in entry.positive if canonical(name) in wanted),
+        report=entry.report, uncertain=tuple(name for name in entry.positive if (entry.labels or {})[name] == -1),
+        boxes=entry.boxes, place=hit.place, view=entry.view, source=entry.source, date=entry.date,
+    )  # fmt: skip

@@ -46,15 +46,9 @@ class Results:
 
 
 def make_results(
-    data: bytes,
-    analysis: Analysis,
-    finder: Finder,
-    *,
-    kinds: Collection[str] = ("sr",),
-    image: Radiograph | None = None,
-    predecessor: str = "",
-    copies: bool = True,
-) -> Results:
+    data: bytes, analysis: Analysis, finder: Finder, *, kinds: Collection[str] = ("sr",),
+    image: Radiograph | None = None, predecessor: str = "", copies: bool = True,
+) -> Results:  # fmt: skip
     """Make results from an analysis of a DICOM file.
 
     Args:

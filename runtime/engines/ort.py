@@ -99,14 +99,9 @@ class OnnxEngine(Engine):
     """An ONNX file of cbmir in ONNX Runtime. `engine` is a key of PROVIDERS; see `open_engine` for the rest."""
 
     def __init__(
-        self,
-        path: str | Path,
-        *,
-        engine: str = "onnxruntime",
-        threads: int | None = None,
-        mode: Mode = "auto",
+        self, path: str | Path, *, engine: str = "onnxruntime", threads: int | None = None, mode: Mode = "auto",
         cache: Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._ort = require("onnxruntime", "cpu" if engine == "onnxruntime" else "gpu")
         self._errors = _ort_errors()
         self._path, self._engine, self._cache = path, engine, cache

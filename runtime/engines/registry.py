@@ -84,14 +84,9 @@ _OF_FOLDER = (
 
 
 def open_engine(
-    path: str | Path,
-    *,
-    engine: str = "auto",
-    threads: int | None = None,
-    mode: Mode = "auto",
-    cache: str | Path | None = None,
-    allow_fallback: bool = False,
-) -> Engine:
+    path: str | Path, *, engine: str = "auto", threads: int | None = None, mode: Mode = "auto",
+    cache: str | Path | None = None, allow_fallback: bool = False,
+) -> Engine:  # fmt: skip
     """Open a model file, a folder that `cbmir export` wrote, or a model that comes with cbmir, by its name.
 
     A file runs in its own precision. With `auto`, an .onnx file runs on CUDA if that works, else in ONNX Runtime on the

@@ -80,15 +80,9 @@ class Gallery(EditableGallery):
 
     @classmethod
     def create(
-        cls,
-        path: str | Path,
-        card: ModelCard,
-        labels: LabelSet | None = None,
-        *,
-        pseudonyms: Pseudonyms | None = None,
-        index: str = "auto",
-        cells: CellCodec | None = None,
-    ) -> Self:
+        cls, path: str | Path, card: ModelCard, labels: LabelSet | None = None, *,
+        pseudonyms: Pseudonyms | None = None, index: str = "auto", cells: CellCodec | None = None,
+    ) -> Self:  # fmt: skip
         """Create an empty gallery in a new or empty folder.
 
         Args:

@@ -62,6 +62,7 @@ _TRANSPOSES = {
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
+_EXIF = {"exif", "Raw profile type exif"}  # the second is ImageMagick's
 _COMPRESSION, _JPEG_IN_TIFF = 259, (6, 7)  # a TIFF tag, and its values for JPEG
 _READS = "PNG, JPEG, TIFF or DICOM"
 
@@ -182,24 +183,26 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
             limits.check_size(*image.size, name)
             several = getattr(image, "is_animated", False)  # `n_frames` would read all pages of a TIFF
             _check_work(image, data, name)
-            turned = plugin is not TiffImageFile and "exif" in image.info  # Pillow turns a TIFF itself
-            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
             if not several and (plugin is TiffImageFile or b"acTL" in data):  # these may warn while decoding
                 image.load()
         if several:
             raise NotAnImageError(f"{name}: expected one image, found several pages or frames; save one as PNG")
         image.load()  # outside the lock, so that threads decode in parallel
+        with collected_warnings() as later:  # a PNG may have its EXIF after the pixels; Pillow turns a TIFF itself
+            turned = plugin is not TiffImageFile and not _EXIF.isdisjoint(image.info)
+            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
+        stored, bits, warnings = _decoded(image, name)
     except Image.DecompressionBombError as error:  # a TIFF tile may be larger than its image
         raise ImageSizeError(f"{name}: the {plugin.format} file's tiles exceed Pillow's limit: {error}") from error
     except _DECODE_ERRORS as error:
         raise DamagedImageError(
             f"{name}: the {plugin.format} file is damaged, cut off or of an unknown kind: {error}"
         ) from error
-    stored, bits, warnings = _decoded(image, name)
     if orientation in _TRANSPOSES:
         stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
     radiograph = _radiograph(stored, bits, name, "", intensity, warnings)
-    notes = (ImageWarning("nonstandard file", f"{plugin.format}: {warning}") for warning in dict.fromkeys(collected))
+    texts = dict.fromkeys((*collected, *later))
+    notes = (ImageWarning("nonstandard file", f"{plugin.format}: {text}") for text in texts)
     is_phantom = image.info.get("Source") == PHANTOM
     return replace(radiograph, warnings=(*radiograph.warnings, *notes), is_phantom=is_phantom)
 

@@ -21,7 +21,7 @@ from cbmir.demo.examples import find_examples
 from cbmir.demo.page.alerts import NOT_A_PHANTOM, is_grave
 from cbmir.demo.sessions import Session, Wish
 from cbmir.demo.uploads import PICTURE_SIDE
-from cbmir.errors import NotAnImageError, UserError
+from cbmir.errors import DicomImageError, NotAnImageError, UserError
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime import Analysis, Finder, build_gallery
 from cbmir.training.phantom import generate
@@ -156,6 +156,17 @@ def test_an_image_of_the_gallery_whose_file_is_gone(
     monkeypatch.setattr(desk.gallery, "entry", lambda id: replace(entry(id), image=str(tmp_path / "gone.png")))
     step = desk.like(Session(), FEW, "image_03")
     assert step.analysis is not None and FROM_THUMBNAIL in step.analysis.warnings
+
+
+def test_a_lateral_view_of_the_gallery_is_refused_like_an_upload(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_xray: Callable[..., NDArray[np.uint8]]
+) -> None:
+    """A gallery built with --allow-lateral has some. Beside the query, they are only shown."""
+    (tmp_path / "lateral.dcm").write_bytes(make_dicom(make_xray(3).astype(np.uint16), ViewPosition="LL"))
+    entry = desk.gallery.entry
+    monkeypatch.setattr(desk.gallery, "entry", lambda id: replace(entry(id), image=str(tmp_path / "lateral.dcm")))
+    with pytest.raises(DicomImageError, match="ViewPosition"):
+        desk.like(Session(), FEW, "image_03")
 
 
 def test_findings_without_an_image_are_ordered_by_matches(desk: Desk) -> None:

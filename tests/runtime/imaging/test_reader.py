@@ -168,6 +168,25 @@ def test_exif_orientation(kind: str, orientation: int, turned: Callable[[Any], A
     assert np.abs(pixels.astype(int) - expected).max() < 60
 
 
+@pytest.mark.parametrize("place", ["eXIf after the pixels", "text of ImageMagick", "text after the pixels"])
+def test_exif_orientation_anywhere_in_a_png(place: str) -> None:
+    image = np.zeros((40, 64), np.uint8)
+    image[:8, :24] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = encoded(image, "PNG")
+    text = f"\nexif\n{len(exif.tobytes()):8}\n{exif.tobytes().hex()}\n".encode()
+    kind, body = (b"eXIf", exif.tobytes()[6:]) if "eXIf" in place else (b"tEXt", b"Raw profile type exif\0" + text)
+    chunk = len(body).to_bytes(4, "big") + kind + body + zlib.crc32(kind + body).to_bytes(4, "big")
+    at = data.index(b"IEND" if "after" in place else b"IDAT") - 4
+    assert np.array_equal(read_image(data[:at] + chunk + data[at:]).pixels, np.rot90(image, -1))
+
+
+def test_a_colour_space_that_cannot_become_grey_is_refused() -> None:
+    with pytest.raises(DamagedImageError, match="of an unknown kind"):
+        read_image(encoded(Image.new("LAB", (64, 64)), "TIFF"))
+
+
 def test_arrays() -> None:
     radiograph = read_image(RAMP)
     assert np.array_equal(radiograph.pixels, RAMP)
