@@ -116,13 +116,13 @@ class Gallery(EditableGallery):
         """Open a gallery.
 
         Args:
-            pseudonyms: Key of a gallery that stores pseudonyms. A missing or wrong key is an error only when an id of a
-                patient or study is looked up or written.
+            pseudonyms: Key of a gallery that stores pseudonyms. A missing key is an error only when an id of a patient
+                or study is looked up or written.
             wait: Seconds that a write waits for another one.
             read_only: Write nothing, for example on a read-only disk.
 
         Raises:
-            GalleryError: The gallery is missing, damaged or of another schema.
+            GalleryError: The gallery is missing, damaged or of another schema, or the key is not its own.
         """
         path = Path(path)
         try:

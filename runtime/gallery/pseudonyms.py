@@ -89,21 +89,20 @@ class Keys:
     """The way a gallery stores ids: as pseudonyms under the key with this `check`, or unchanged if `check` is empty."""
 
     def __init__(self, path: Path, check: str, pseudonyms: Pseudonyms | None) -> None:
-        self._path = path
-        self._given = pseudonyms
-        self.check = check
-
-    @property
-    def _found(self) -> str:
-        return self._given.check if self._given else ""
+        """Raises GalleryError for a key that is not the gallery's; none at all is only needed for looking up ids."""
+        self._path, self.check, self._given = path, check, pseudonyms
+        if pseudonyms and pseudonyms.check != check:
+            kept = "keeps pseudonyms: expected their key, found another" if check else (
+                "keeps ids as they are: expected no key for pseudonyms, found one")  # fmt: skip
+            raise GalleryError(f"{path}: this gallery {kept}")
 
     @property
     def fits(self) -> bool:
-        """Whether ids can be looked up, because the right key was given or no key is needed."""
-        return self._found == self.check
+        """Whether ids can be looked up, because the key was given or none is needed."""
+        return bool(self._given) == bool(self.check)
 
     def patient(self, id: str) -> str:
-        """Return a patient's id as the gallery stores it. Raises GalleryError if the key is missing or wrong."""
+        """Return a patient's id as the gallery stores it. Raises GalleryError if the key is missing."""
         needed = self._needed(id)
         return needed.patient(id) if needed else id
 
@@ -116,11 +115,6 @@ class Keys:
         if not id or (self.check and is_pseudonym(id)):
             return None
         if not self.fits:
-            found = "another key" if self._found else "none"
-            what = (
-                f"this gallery keeps pseudonyms: expected their key to look up or write an id, found {found}"
-                if self.check
-                else "expected no key, since this gallery keeps ids as they are; found one"
-            )
-            raise GalleryError(f"{self._path}: {what}")
+            raise GalleryError(f"{self._path}: this gallery keeps pseudonyms: expected their key to look up or write "
+                               "an id, found none")  # fmt: skip
         return self._given

@@ -131,7 +131,7 @@ def add_to_gallery(
     folder = GalleryFolder(path)
     with Gallery.open(folder.path, pseudonyms=pseudonyms) as gallery:
         gallery.check_model(engine.card)
-        gallery.has_patient("anyone")  # raises for a wrong key, before the long work starts
+        gallery.has_patient("anyone")  # raises without the key, before the long work starts
         with folder.locked():
             report, everything = work.fill_in_place(gallery, engine)
             write_lists(folder.path, everything, work.images)
@@ -231,11 +231,13 @@ def open_collection(
 
     try:
         return MilvusGallery.open(place, pseudonyms=pseudonyms)
-    except GalleryError:
+    except GalleryError as opening:
         if index is None:
             raise
-        # If opening failed for a reason other than a missing collection, this raises an error that says so.
-        return MilvusGallery.create(place, card, labels, pseudonyms=pseudonyms, index=index)
+        try:
+            return MilvusGallery.create(place, card, labels, pseudonyms=pseudonyms, index=index)
+        except GalleryError as error:  # it exists, and cannot be opened
+            raise GalleryError(f"{opening}; a new one cannot be made either: {error}") from error
 
 
 def _fill_collection(

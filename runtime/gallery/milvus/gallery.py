@@ -110,7 +110,7 @@ class MilvusGallery(EditableGallery):
 
     @classmethod
     def open(cls, place: str, *, pseudonyms: Pseudonyms | None = None) -> Self:
-        """Open a gallery. Raises GalleryError if it is missing or cannot be reached."""
+        """Open a gallery. Raises GalleryError if it is missing or cannot be reached, or the key is not its own."""
         connection = Connection(MilvusAddress.parse(place))
         try:
             for name in _names(connection):

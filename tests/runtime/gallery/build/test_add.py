@@ -157,7 +157,7 @@ def test_adding_to_an_incompatible_gallery_is_refused(
         add_to_gallery(engine, replace(manifest, labels=LabelSet(("Effusion", "Mass", "Fracture"))), started)
     with pytest.raises(GalleryError, match="found nothing there"):
         add_to_gallery(engine, manifest, tmp_path / "none")
-    with pytest.raises(GalleryError, match="expected no key, since this gallery keeps ids as they are; found one"):
+    with pytest.raises(GalleryError, match="keeps ids as they are: expected no key for pseudonyms, found one"):
         add_to_gallery(engine, manifest, started, pseudonyms=Pseudonyms.throw_away())
 
 
@@ -165,8 +165,9 @@ def test_pseudonyms(tmp_path: Path, engine: Engine, manifest: Manifest, counter:
     key = Pseudonyms.throw_away()
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"], pseudonyms=key)
     counter.limit = counter.images
-    for wrong, found in ((None, "none"), (Pseudonyms.throw_away(), "another")):
-        with pytest.raises(GalleryError, match=f"expected their key to look up or write an id, found {found}"):
+    to_write, other = " to look up or write an id, found none", ", found another"
+    for wrong, found in ((None, to_write), (Pseudonyms.throw_away(), other)):
+        with pytest.raises(GalleryError, match=f"expected their key{found}"):
             add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=wrong)
     counter.limit = 10**9
     assert add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=key).images == 20

@@ -20,6 +20,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import GalleryError, MissingDependencyError
 from cbmir.labels import LabelSet
 from cbmir.runtime import Entry, Filter, Finder, Pseudonyms, build_gallery, open_engine, open_gallery
+from cbmir.runtime.gallery.build.build import open_collection
 from cbmir.runtime.gallery.milvus import client, records
 from cbmir.runtime.gallery.milvus.client import Connection, MilvusAddress
 from cbmir.runtime.gallery.milvus.gallery import MilvusGallery
@@ -254,6 +255,10 @@ def test_splits_with_other_names_are_counted_together(place: str, tiny_card: Mod
         made.add([Entry(f"e{n}", "/x.png", "", split=name) for n, name in enumerate(names)], unit(5))
         assert made.info()["splits"] == {"": 1, "train": 2, "other": 2}
         assert (made.info()["pseudonyms"], made.info()["index"]) == (True, "auto")
+    other = Pseudonyms(bytes(range(1, 41)))
+    for index in (None, "auto"):
+        with pytest.raises(GalleryError, match="expected their key, found another"):
+            open_collection(place, tiny_card, tiny_card.labels, other, index)
 
 
 def test_too_few_reachable_vectors_are_an_error_not_a_short_answer(
