@@ -209,12 +209,12 @@ class Gallery(EditableGallery):
         """
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
+            for name in (*LISTS, MAP) if removed else ():  # may name the removed images; before they are gone for good
+                (self.path / name).unlink(missing_ok=True)
         if removed:
             if not self._connections.empty_log(wait=False):
                 log.info("%s: another process is reading the gallery, so its log still holds what was removed; the "
                          "next 'cbmir index compact' deletes it", self.path)  # fmt: skip
-            for name in (*LISTS, MAP):  # may name the removed images
-                (self.path / name).unlink(missing_ok=True)
             self._index.drop_removed()
         return removed
 

@@ -135,10 +135,10 @@ def write(
 
 
 def drop(folder: Path) -> bool:
-    """Remove all derived folders, which hold data that was removed from SQLite. Return whether there were any.
+    """Remove all derived folders, which hold data that was removed from SQLite. Return whether there were or are any.
 
-    A folder that another process is writing stays until the next writer, under `lock`, removes it. Raises GalleryError
-    if a folder cannot be removed.
+    A folder that another process is writing stays until the next writer, under `lock`, removes it: the caller has to
+    write after it. Raises GalleryError if a folder cannot be removed.
     """
     places = _folders(folder)
     try:
@@ -151,7 +151,7 @@ def drop(folder: Path) -> bool:
     except OSError as error:
         raise GalleryError(f"{folder}: cannot remove the derived files there ({error}), which still hold what was "
                            "removed from the gallery; delete the folders derived-* by hand") from error  # fmt: skip
-    return bool(places)
+    return bool(places or _leftovers(folder))
 
 
 @contextmanager

@@ -156,9 +156,7 @@ def build_version(
         report = with_all_warnings(fill(gallery), gallery)  # including those of an earlier run
         if shard is None and len(gallery) >= FEWEST:  # so that the first search need not measure reference distances
             gallery.write_index()
-    if shard is not None:
-        shard.save(part)
-    elif not report.images:
+    if shard is None and not report.images:
         shutil.rmtree(part)
         raise GalleryError(f"expected at least one readable image, found none among {len(report.unreadable)}; "
                            f"'cbmir data check' says what is wrong with them")  # fmt: skip
@@ -166,6 +164,8 @@ def build_version(
         _check_nothing_lost(folder, images, check)
     folder.publish(part)
     write_lists(folder.path, report)
+    if shard is not None:
+        shard.save(part)  # last: a shard that has this file is not built again
     return report
 
 

@@ -97,10 +97,11 @@ class GalleryFolder:
         Returns:
             One line for each place in which entries may remain, with the reason.
         """
-        places = self.unfinished()
         try:
-            with self.locked() if places else nullcontext():
-                return [failed for place in places if (failed := self._remove_from(place, pseudonyms, given))]
+            # A build that runs may have written nothing yet. A gallery that was not built has no lock.
+            with self.locked() if self.unfinished() or (self.path / _LOCK).exists() else nullcontext():
+                failures = [self._remove_from(place, pseudonyms, given) for place in self.unfinished()]
+                return [failed for failed in failures if failed]
         except GalleryError as error:
             return [f"{error}; then remove again, so that the unfinished work is covered too"]
 
@@ -115,6 +116,8 @@ class GalleryFolder:
             with Gallery.open(place, pseudonyms=pseudonyms) as gallery:
                 if removed := gallery.remove(**given):
                     log.info("%s: %d images removed from unfinished work", place, len(removed))
+                    for name in LISTS:  # of a shard, outside its version
+                        (place.parent / name).unlink(missing_ok=True)
         except GalleryError as error:
             return f"{place}: unfinished work that may hold the same images; delete the folder ({error})"
         return ""

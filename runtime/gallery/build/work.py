@@ -166,7 +166,8 @@ class Work:
         free = iter(entry_ids(new, {known for known, _ in there.values()}))
         tasks = [Task(row, "" if (old := there.get(str(row.image))) else next(free), old) for row in self.rows]
         report = self.fill(gallery, engine, tasks)
-        return report, replace(report, warned=(*earlier, *report.warned))
+        ids = set(gallery.ids())  # some may have been removed meanwhile
+        return report, replace(report, warned=(*(one for one in earlier if there[one[0]][0] in ids), *report.warned))
 
     def fit_cells(self, engine: Engine) -> CellCodec:
         """Fit a codec to the cells of a sample of these images, which is the same in every run.

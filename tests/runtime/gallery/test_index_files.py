@@ -249,6 +249,7 @@ def test_files_being_written_by_another_process_are_not_dropped(folder: Path) ->
     with index_files.lock(folder, wait=True):
         assert index_files.drop(folder)
         assert sorted(one.name for one in folder.iterdir()) == [part.name, "derived.lock"]
+        assert index_files.drop(folder), "the caller must wait for the writer, and then replace its files"
     assert index_files.drop(folder)
     assert [one.name for one in folder.iterdir()] == ["derived.lock"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -76,6 +77,16 @@ def test_file_with_pickles_is_refused(folder: Path) -> None:
     np.savez(folder / MAP, ids=np.array([object()]), points=np.zeros((1, 2)), about=np.array(["", ""]))
     with pytest.raises(GalleryError, match="expected a map"):
         GalleryProjection.load(folder)
+
+
+def test_it_is_deleted_before_a_removal_is_final(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a process that is killed after the removal would leave it for good."""
+    made(folder).save(folder)
+    with Gallery.open(folder) as gallery:
+        monkeypatch.setattr(gallery._connections, "empty_log", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            gallery.remove(ids=[gallery.ids()[0]])
+    assert not (folder / "map.npz").exists()
 
 
 def test_it_is_deleted_if_an_image_is_removed(folder: Path) -> None:

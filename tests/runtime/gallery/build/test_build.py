@@ -359,6 +359,7 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
     parts = [folder.path / "gallery-0123456789abcdef", folder.path / "shards-0123456789abcdef" / "000001"]
     for part in parts:
         shutil.copytree(tiny_gallery, part)
+    (parts[1] / "unreadable.csv").write_text("image,reason\nimage_06.png,damaged\n")
     with folder.locked():
         (failed,) = folder.remove_from_unfinished(None, patient_ids=["patient_03"])
     assert failed.endswith("wait until it has finished; then remove again, so that the unfinished work is covered too")
@@ -366,9 +367,18 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
     for part in parts:
         with Gallery.open(part) as gallery:
             assert not gallery.has_patient("patient_03")
+    assert not (parts[1] / "unreadable.csv").exists(), "it may name what is removed"
     (live_folder(parts[0]) / "gallery.sqlite").write_bytes(b"no database")
     (failed,) = folder.remove_from_unfinished(None, patient_ids=["patient_03"])
     assert "unfinished work that may hold the same images; delete the folder" in failed
+
+
+def test_a_removal_notices_a_build_that_has_written_nothing_yet(tmp_path: Path, tiny_gallery: Path) -> None:
+    """A build with cells first fits their codec, for minutes."""
+    folder = GalleryFolder(shutil.copytree(tiny_gallery, tmp_path / "g"))
+    with folder.locked():
+        (failed,) = folder.remove_from_unfinished(None, patient_ids=["patient_03"])
+    assert "wait until it has finished; then remove again" in failed
 
 
 def test_a_removal_deletes_the_gallery_that_a_killed_build_replaced(

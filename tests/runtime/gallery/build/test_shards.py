@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -125,6 +126,17 @@ def test_a_merge_does_not_resume_with_a_changed_shard(shards: list[Path], tmp_pa
     with Gallery.open(shards[0]) as gallery:
         gallery.remove(ids=["image_00"])
     assert merge_galleries(tmp_path / "g", shards).images == 21
+
+
+def test_a_shard_killed_before_its_lists_are_written_is_built_again(
+    engine: Engine, table: Manifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("cbmir.runtime.gallery.build.build.write_lists", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            build_gallery(engine, table, tmp_path / "s", splits=["all"], shard=(1, 1))
+    assert len(build_gallery(engine, table, tmp_path / "s", splits=["all"], shard=(1, 1)).unreadable) == 1
+    assert len((tmp_path / "s" / "unreadable.csv").read_text().splitlines()) == 2
 
 
 def test_shards_must_belong_to_one_build(

@@ -16,6 +16,7 @@ import command_line
 from cbmir.manifest import Manifest, Row, write_manifest
 from cbmir.runtime import Engine, Gallery, add_to_gallery, build_gallery
 from cbmir.runtime.gallery.build import merge_galleries
+from cbmir.runtime.gallery.build.work import Work
 from counted_images import CountedImages
 from dicom_files import STORED, make_dicom
 
@@ -76,6 +77,21 @@ def test_an_addition_reports_its_own_warnings_and_lists_all(tmp_path: Path, engi
     assert sorted(listed(tmp_path / "g")) == sorted(LISTED)
     assert add_to_gallery(engine, second, tmp_path / "g").warned == ()
     assert sorted(listed(tmp_path / "g")) == sorted(LISTED)
+
+
+def test_an_addition_does_not_list_images_that_were_removed_meanwhile(
+    tmp_path: Path, engine: Engine, untagged: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_gallery(engine, replace(untagged, rows=untagged.rows[:4]), tmp_path / "g", splits=["all"])
+    fill = Work.fill
+
+    def with_a_removal(self: Work, gallery: Gallery, *rest: Any, **options: Any) -> Any:
+        gallery.remove(ids=gallery.ids()[:1])
+        return fill(self, gallery, *rest, **options)
+
+    monkeypatch.setattr(Work, "fill", with_a_removal)
+    add_to_gallery(engine, replace(untagged, rows=untagged.rows[4:8]), tmp_path / "g", splits=["all"])
+    assert listed(tmp_path / "g") == [LISTED[0], *LISTED[3:]]
 
 
 def test_an_addition_reads_the_entries_once(
