@@ -245,12 +245,13 @@ class Finder(Closing):
         )
         if exclude_same_patient:
             filter = replace(filter, exclude_patients=filter.exclude_patients | analysis.patients)
-        refined = replace(analysis, query=vector, refinement=refinement, rank="nearness")
+        steered = analysis.is_steered or bool(findings)
+        refined = replace(analysis, query=vector, refinement=refinement, rank="nearness", is_steered=steered)
         cells, region = None, analysis.region
         if region is not None:
             cells = RegionCells.of(region, analysis.feature_map.shape[1:], self.card.preprocess)
         found = Query(vector, k, filter, exact, cells=cells).search(gallery)
-        return self._with_neighbours(refined, gallery, found, by_labels=bool(findings or filter.where))
+        return self._with_neighbours(refined, gallery, found, by_labels=steered or bool(filter.where))
 
     def search_by_findings(
         self, labels: Sequence[str], k: int = 10, *, filter: Filter = Filter(),  # noqa: B008

@@ -189,6 +189,7 @@ class Analysis:
             a region or refined.
         region: The part of the image that was searched for; None for the whole image.
         refinement: How the search was refined (`Finder.refine`); None if it was not.
+        is_steered: Whether the query was moved towards findings, in this refinement or an earlier one.
         rank: `nearness`: nearest first; `findings`: the greatest expected agreement first (`Finder.analyze`).
     """
 
@@ -210,6 +211,7 @@ class Analysis:
     rank: Rank = "nearness"
     region: Region | None = None
     refinement: Refinement | None = None
+    is_steered: bool = False
 
     @property
     def labels_known(self) -> bool:

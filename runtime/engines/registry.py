@@ -108,6 +108,9 @@ def open_engine(
     _check_arguments(path, engine, threads, mode)
     every = _of_folder(path) if path.is_dir() else _of_file(path)
     choices = [(file, name) for file, name in every if name == engine or (engine == "auto" and name != _BY_NAME_ONLY)]
+    if not choices and path.is_dir():  # an engine that needs no file of its own
+        onnx = {file for file, _ in every if ending(file) == ".onnx"}
+        choices = [one for file in onnx for one in _of_file(file) if one[1] == engine]
     if not choices:
         if path.is_dir():
             raise ModelError(f"{path}: no file in this folder is for engine {engine}; 'cbmir export --help' says how "

@@ -305,7 +305,9 @@ def update_gallery(gallery: EditableGallery, manifest: Manifest, *, splits: Sequ
     """
     names = {name: gallery.labels.names[gallery.labels.index(name)] for name in manifest.labels.names}
     absent_columns = (*manifest.absent, *(() if any(row.boxes for row in manifest) else ("boxes",)))
-    by_image = {entry.image: entry for entry in gallery.every_entry()}
+    by_image: dict[str, Entry | None] = {}
+    for one in gallery.every_entry():
+        by_image[one.image] = None if one.image in by_image else one  # a merge may keep two: their content tells
     updated: dict[str, Entry] = {}
     absent: list[Path] = []
     for row in manifest:

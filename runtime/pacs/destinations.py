@@ -142,7 +142,7 @@ class StoreScu:
         if refusals:
             raise DeliveryError(f"{self.to}: {refusals[0]}")
 
-    def _associate(self, classes: list[str]) -> Any:
+    def _associate(self, classes: list[Any]) -> Any:
         from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
         from pynetdicom import AE, evt
 

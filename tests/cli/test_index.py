@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -221,6 +222,23 @@ def test_the_same_name_is_not_the_same_image(tmp_path: Path, gallery: Path, caps
     assert f"not in the gallery: {tmp_path / 'image_20.png'}" in capsys.readouterr().out
     with Gallery.open(gallery) as opened:
         assert opened.entry("image_20").patient_id == "patient_10"
+
+
+def test_two_entries_with_the_same_path_are_told_apart_by_content(
+    tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: Path, capsys: Captured
+) -> None:
+    """A merge keeps both, if two machines have different files there."""
+    with Gallery.open(gallery) as opened:
+        other = replace(opened.entry("image_20"), id="other", patient_id="stranger", sha256="0" * 64)
+        opened.add([other], opened.vector("image_21")[None])
+    table = tmp_path / "new.csv"
+    table.write_text(f"image,patient_id,Mass\n{other.image},patient_10,-1\n")
+    assert run("index", "update", gallery, table) == 0
+    with Gallery.open(gallery) as opened:
+        assert opened.entry("image_20").labels == {"Effusion": 0, "Mass": -1, "Nodule": 1}
+        assert opened.entry("other") == other
+    assert run("index", "build", tiny_model, tiny_manifest, "-o", gallery, "--split", "all") == 2
+    assert "found 1 others in it, which would be lost" in capsys.readouterr().err
 
 
 def test_remove(tmp_path: Path, tiny_model: Path, tiny_manifest: Path, gallery: Path, capsys: Captured) -> None:

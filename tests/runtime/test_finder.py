@@ -267,6 +267,8 @@ def test_neighbours_with_a_filter(finder: Finder, tiny_manifest: Path) -> None:
     assert analysis.agreement == ()  # filtered by label, so they say nothing about the image
     refined = finder.refine(finder.analyze(image(tiny_manifest, 6)), findings={"Effusion": 1})
     assert refined.neighbours and refined.agreement == ()
+    again = finder.refine(refined, alike=[refined.neighbours[0].id])
+    assert again.neighbours and again.agreement == (), "its query is still near the finding"
     assert not {"patient_00", "patient_03"} & {n.patient_id for n in analysis.neighbours}
     assert finder.analyze(image(tiny_manifest, 6), k=50, filter=Filter(view="AP")).neighbours == ()
     with pytest.raises(GalleryError, match="expected labels among"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -208,7 +209,8 @@ def _check_nothing_lost(folder: GalleryFolder, images: Collection[str], check: s
     advice = "'cbmir index add' adds to it; --replace replaces it"
     try:
         with Gallery.open(folder.path) as gallery:
-            others = sum(entry.image not in images for entry in gallery.every_entry())
+            paths = Counter(entry.image for entry in gallery.every_entry())  # a merge may keep two with the same path
+            others = sum(count - (path in images) for path, count in paths.items())
             same_key = gallery.pseudonym_check == check
     except GalleryError as error:
         if is_passing(error):

@@ -142,7 +142,7 @@ def digest_of(*values: object) -> str:
 
 
 def _delete(place: Path) -> None:
-    shutil.rmtree(place) if place.is_dir() else place.unlink()
+    shutil.rmtree(place) if place.is_dir() and not place.is_symlink() else place.unlink()
 
 
 def _is_version(name: str) -> bool:

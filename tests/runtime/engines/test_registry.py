@@ -147,6 +147,19 @@ def test_a_named_engine_opens_its_own_file_of_a_folder(
         open_engine(folder, engine="tensorrt")
 
 
+def test_a_named_engine_without_a_file_of_its_own_opens_the_onnx_file_of_a_folder(
+    folder: Path, tiny_model: Path, only_engines: Callable[..., Opened]
+) -> None:
+    opened = only_engines(tiny_model, "openvino", "onnxruntime-tensorrt")
+    (folder / "model.openvino-bf16.xml").unlink()
+    for name in ("openvino", "onnxruntime-tensorrt"):
+        open_engine(folder, engine=name).close()
+    assert opened == [("model.onnx", "openvino"), ("model.onnx", "onnxruntime-tensorrt")]
+    only_engines(tiny_model, "onnxruntime")
+    with open_engine(folder, engine="openvino", allow_fallback=True) as engine:
+        assert "Running on onnxruntime instead" in engine.health().warnings[0]
+
+
 def test_a_given_file_is_opened_as_it_is(folder: Path, tiny_model: Path, only_engines: Callable[..., Opened]) -> None:
     opened = only_engines(tiny_model, "openvino", "onnxruntime", "onnxruntime-cuda")
     for name in ("model.onnx", "model.int8.onnx", "model.openvino-int8.xml"):

@@ -373,6 +373,16 @@ def test_a_removal_reaches_unfinished_work(tmp_path: Path, engine: Engine, tiny_
     assert "unfinished work that may hold the same images; delete the folder" in failed
 
 
+def test_a_version_may_be_a_link(tmp_path: Path, engine: Engine, manifest: Manifest) -> None:
+    """Someone moved it to another disk."""
+    build_gallery(engine, manifest, tmp_path / "g")
+    former = live_folder(tmp_path / "g")
+    shutil.move(former, tmp_path / "elsewhere")
+    former.symlink_to(tmp_path / "elsewhere")
+    assert build_gallery(engine, manifest, tmp_path / "g", index="exact").images == 20
+    assert not former.exists() and live_folder(tmp_path / "g") != former
+
+
 def test_a_removal_notices_a_build_that_has_written_nothing_yet(tmp_path: Path, tiny_gallery: Path) -> None:
     """A build with cells first fits their codec, for minutes."""
     folder = GalleryFolder(shutil.copytree(tiny_gallery, tmp_path / "g"))
