@@ -114,9 +114,10 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         last = folder.last if folder.last.exists() else None
         if last is None or not _stopped_early(last):
-            trainer.fit(task, _loader(data, config, trainer), ckpt_path=last, weights_only=True)
-    if trainer.interrupted:
-        raise KeyboardInterrupt
+            try:
+                trainer.fit(task, _loader(data, config, trainer), ckpt_path=last, weights_only=True)
+            except SystemExit:  # Lightning turns Ctrl-C into status 1, and SIGTERM into 0
+                raise KeyboardInterrupt from None
     if trainer.is_global_zero:
         model.load_state_dict(folder.best_state())
         on_fastest_device(model)  # Lightning moved it back to the CPU

@@ -101,7 +101,9 @@ class CheckReport:
                 some = (f"{image}: {one}" for image, said in self.warnings.items() for one in said if one.kind == kind)
                 yield from _examples(f"  {kind}", some, note=True)
         unassigned = self.summary["splits"].get("unassigned", {"images": 0})["images"]
-        yield from _examples("images without a split, which no command uses", [""] * unassigned, note=True)
+        yield from _examples(
+            "images without a split, which training without folds leaves out", [""] * unassigned, note=True
+        )
 
 
 def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2) -> CheckReport:

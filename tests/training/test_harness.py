@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from cbmir.choices import RECIPES
 from cbmir.errors import CardError, RunError, SplitError, TrainingError
@@ -35,6 +37,24 @@ def config(manifest: Path, **options: Any) -> TrainConfig:
 @pytest.fixture(scope="module")
 def finished(squares: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train(config(squares, epochs=6), tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SIGTERMException])
+def test_a_stopped_run_is_an_interruption(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """The command then says so, and exits with status 130. Lightning would exit with 1, and after SIGTERM with 0."""
+
+    def stop(task: RetrievalTask, batch: object) -> None:
+        raise error
+
+    monkeypatch.setattr(RetrievalTask, "training_step", stop)
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(config(squares), tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)  # Lightning ignores it from now on
 
 
 def test_a_finished_run_has_the_documented_files(finished: RunFolder) -> None:

@@ -100,7 +100,7 @@ def test_rows_without_a_split_are_counted(clean: Manifest, tmp_path: Path) -> No
     report = check_manifest(_with(clean, *rows))
     assert report.ok
     assert report.summary["splits"]["unassigned"] == {"images": 7, "patients": 7}
-    assert "images without a split, which no command uses: 7" in report.text()
+    assert "images without a split, which training without folds leaves out: 7" in report.text()
 
 
 def test_only_a_few_examples_are_named(clean: Manifest, tmp_path: Path) -> None:

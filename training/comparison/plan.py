@@ -14,6 +14,7 @@ from cbmir.errors import RunError
 from cbmir.fields import Within, from_json
 from cbmir.files import is_empty, write_json
 from cbmir.input_file import read_json
+from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, read_manifest, write_manifest
 from cbmir.training.comparison.methods.registry import METHODS, SWEPT, methods_of
 from cbmir.training.comparison.protocols import PROTOCOLS, Protocol, keep_training, select, sweep_sizes
@@ -179,9 +180,13 @@ class Plan:
 
         sizes = sorted(both("sizes"), key=lambda size: size or sys.maxsize)
         commands = dict.fromkeys((*self.command.splitlines(), *other.command.splitlines()))
+        tuned = self.tuned | other.tuned
+        for name, own in self.tuned.items():  # no finished seed is dropped
+            if "seeds" in tuned[name]:
+                tuned[name] = tuned[name] | {"seeds": max(tuned[name]["seeds"], own.get("seeds", self.seeds))}
         return replace(
             other, methods=both("methods"), sizes=tuple(sizes), seeds=max(self.seeds, other.seeds),
-            proxies=both("proxies"), pairs=both("pairs"), tuned=self.tuned | other.tuned, command="\n".join(commands),
+            proxies=both("proxies"), pairs=both("pairs"), tuned=tuned, command="\n".join(commands),
         )  # fmt: skip
 
     @classmethod
@@ -205,6 +210,12 @@ def make_plan(
     """
     if folds and protocol.labels:
         raise RunError(f"expected no folds with protocol {protocol.name}, which draws its own images by seed")
+    if "negative-proxies" in sweeps and not protocol.negatives:
+        raise RunError(f"expected no sweep of negative proxies with protocol {protocol.name}, whose images all have a "
+                       "finding: there is nothing that they could learn")  # fmt: skip
+    over = [name for name, own in tuned.items() if own.get("seeds", 0) > seeds]
+    if over:
+        raise RunError(f"expected at most {seeds} seeds in --tuned, as in --seeds, found more for {', '.join(over)}")
     known = methods_of(protocol.negatives)
     if not methods:
         methods = tuple(name for name in SWEPT if name in known) if sweeps else known
@@ -215,7 +226,7 @@ def make_plan(
         if not slash:
             raise RunError(f"expected a pair of labels such as Edema/Cardiomegaly, found {pair!r}")
         for name in (first, second):
-            manifest.labels.index(name.strip())
+            (LabelSet(protocol.labels) if protocol.labels else manifest.labels).index(name.strip())
     proxies = SWEPT_PROXIES if "proxies-per-class" in sweeps else (training["proxies_per_class"],)
     plan = Plan(
         protocol.name, str(path.resolve()), manifest.fingerprint, methods, seeds, folds, (0,), proxies, pairs,
@@ -272,12 +283,14 @@ def prepare(report: Path, plan: Plan, manifest: Manifest, *, resume: bool) -> Pl
                 f"{report}: --resume needs the options that the benchmark began with; different: {'; '.join(changed)}"
             )
         plan = before.extended(plan)
-    for part, selection in select_parts(plan, manifest).items():
-        path = selection_path(report, part)
+    selections = {selection_path(report, part): one for part, one in select_parts(plan, manifest).items()}
+    for path, selection in selections.items():
         if path.exists() and read_manifest(path).fingerprint != selection.fingerprint:
             raise RunError(f"{path}: this selection was made by another version of cbmir; start another report")
+    report.mkdir(parents=True, exist_ok=True)
+    write_json(report / PLAN, asdict(plan))  # first, so that --resume continues after an interruption
+    for path, selection in selections.items():
         write_manifest(selection, path)  # even if it exists, since the images may have moved
-    write_json(report / PLAN, asdict(plan))
     return plan
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -98,6 +99,7 @@ def test_how_a_cell_is_trained(squares: Path) -> None:
         ({"seeds": 0}, "1 seed or more"),
         ({"folds": 1}, "no folds or 2 or more"),
         ({"pairs": ("Mass",)}, "a pair of labels"),
+        ({"tuned": {"fitted": {"seeds": 3}}}, "at most 1 seeds in --tuned, as in --seeds, found more for fitted"),
     ],
 )
 def test_invalid_plans(squares: Path, options: dict[str, Any], message: str) -> None:
@@ -111,12 +113,23 @@ def test_a_pair_of_unknown_labels_is_refused_before_training(squares: Path) -> N
         plan_of(squares, pairs=("Mass/Edema",))
 
 
+def test_a_pair_must_be_of_the_protocols_labels(squares: Path) -> None:
+    """They are the labels of the maps."""
+    table = replace(read_manifest(squares), labels=LabelSet(("Mass", "Hernia")))
+    options: dict[str, Any] = {"seeds": 1, "folds": 0, "training": TRAINING, "command": "", "methods": (), "sweeps": ()}
+    assert "Hernia" not in NIH.labels
+    with pytest.raises(ManifestError, match="Hernia"):
+        make_plan(NIH, table, squares, pairs=("Hernia/Mass",), **options)
+
+
 def test_negative_proxies_are_not_swept_if_every_image_has_a_finding(squares: Path) -> None:
     protocol = replace(TABLE, negatives=False)
     options: dict[str, Any] = {"seeds": 1, "folds": 0, "pairs": (), "training": TRAINING, "command": ""}
     for sweeps in ((), ("train-size",)):
         plan = make_plan(protocol, read_manifest(squares), squares, methods=(), sweeps=sweeps, **options)
         assert "proxy-negative" not in plan.methods and "proxy" in plan.methods
+    with pytest.raises(RunError, match=r"no sweep of negative proxies .* whose images all have a finding"):
+        make_plan(protocol, read_manifest(squares), squares, methods=(), sweeps=("negative-proxies",), **options)
 
 
 def test_a_protocol_that_draws_its_images_has_no_folds(squares: Path) -> None:
@@ -165,6 +178,17 @@ def test_every_part_of_a_resumed_plan_has_a_selection(squares: Path, tmp_path: P
     more = prepare(report, *plan_of(squares, methods=("proxy",), sweeps=("train-size",)), resume=True)
     assert len(more.parts()) == 8
     assert all(selection_path(report, part).exists() for part in more.parts())
+
+
+def test_resume_continues_if_the_selections_were_not_finished(
+    squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, given = tmp_path / "report", plan_of(squares, methods=("proxy",), seeds=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("cbmir.training.comparison.plan.write_manifest", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(report, *given, resume=False)
+    assert all(selection_path(report, part).exists() for part in prepare(report, *given, resume=True).parts())
 
 
 def test_an_added_sweep_keeps_the_existing_selection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +271,12 @@ def test_methods_on_the_features_of_bce_have_its_options(squares: Path) -> None:
     plan, table = plan_of(squares, methods=("itq",), tuned={"bce": {"lr": 0.5}})
     assert [plan.config(cell, table, squares).lr for cell in plan.cells()] == [0.5] * len(list(plan.cells()))
     assert plan.differences(replace(plan, tuned={})) == ["tuned: {'bce': {'lr': 0.5}} -> {}"]
+
+
+def test_a_resumed_plan_keeps_finished_seeds(squares: Path) -> None:
+    plans = [plan_of(squares, methods=("bce",), seeds=3, tuned={"bce": {"seeds": n}})[0] for n in (2, 1)]
+    assert plans[0].differences(plans[1]) == []
+    assert plans[0].extended(plans[1]).tuned == plans[1].extended(plans[0]).tuned == {"bce": {"seeds": 2}}
 
 
 def test_an_added_method_keeps_its_own_options(squares: Path) -> None:

@@ -36,7 +36,7 @@ def options_table(results: Results) -> Table:
     if options["class_weights"] is None:
         options["class_weights"] = "the loss's own"
     for method, own in plan["tuned"].items():
-        if method in plan["methods"]:
+        if method in results["methods"] and METHODS[method].answer is None:  # the others train no network
             options |= {f"{name}, {METHODS[method].title}": own[name] for name in own if name in options}
     rows = tuple((TableCell(name.replace("_", "-")), TableCell(str(value))) for name, value in options.items())
     note = "The method determines the loss, linear fit, negative proxies and, in a sweep, the proxies per class."
@@ -69,7 +69,7 @@ def times_table(results: Results) -> Table:
         for row in ordered(results)
     )
     columns = (Column("method"), *(Column(name, ("",) if name != "run time" else (" (s)",)) for name in names))
-    note = "Run times are summed over the finished parts, loading and evaluation included."
+    note = "Summed over the finished parts. For a network, the time of its epochs and of the evaluation."
     return Table("run-times", "Run times", columns, rows, (note,))
 
 
