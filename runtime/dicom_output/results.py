@@ -12,6 +12,7 @@ from cbmir.errors import UserError, require
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.imaging.dicom_header import is_uid
 from cbmir.runtime.imaging.radiograph import Radiograph
+from cbmir.runtime.imaging.reader import read_image
 from cbmir.runtime.results import Analysis
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def make_results(
     with pydicom_unlogged():
         with_priors = not {"kos", "sc"}.isdisjoint(kinds)
         image = image or finder.read(data)
+        if image.reduction is not None:  # UIDs are made from all pixels
+            image = read_image(data, intensity=image.intensity, allow_lateral=True)
         content = Content.of(
             source, pixels_digest(image), analysis, finder, with_priors=with_priors, predecessor=predecessor
         )

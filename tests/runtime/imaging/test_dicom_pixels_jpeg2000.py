@@ -20,6 +20,7 @@ from cbmir.card import ModelCard
 from cbmir.errors import BlankImageError, ImageError
 from cbmir.manifest import Manifest, Row
 from cbmir.preprocessing import PreprocessSpec
+from cbmir.runtime.dicom_output import make_results
 from cbmir.runtime.finder import Finder
 from cbmir.runtime.gallery import Gallery
 from cbmir.runtime.gallery.build import build_gallery
@@ -236,6 +237,16 @@ def test_a_finder_reduces_on_request(tiny_model: Path, tmp_path: Path) -> None:
             (result,) = finder.embed_many([file], workers=1)
             assert isinstance(result, np.ndarray)
             assert np.array_equal(result, expected)
+
+
+def test_results_have_the_same_uids_for_a_reduced_image(tiny_model: Path) -> None:
+    data, uids = dicom(x_ray(240, 250), StudyInstanceUID="1.2.3", SeriesInstanceUID="1.2.4"), set()
+    for reduced in (False, True):
+        with Finder.open(tiny_model, threads=1, reduced_jpeg2000=reduced) as finder:
+            report = make_results(data, finder.analyze(data), finder).sr
+            assert report is not None
+            uids.add(report.SOPInstanceUID)
+    assert len(uids) == 1
 
 
 def test_a_gallery_is_built_from_reduced_images_on_request(
