@@ -209,7 +209,7 @@ class Gallery(EditableGallery):
         """
         with self.writing() as writer:
             removed = writer.remove(ids=ids, patient_ids=patient_ids, study_ids=study_ids)
-            for name in (*LISTS, MAP) if removed else ():  # may name the removed images; before they are gone for good
+            for name in (*LISTS, MAP) if removed else ():  # may name the removed images, so they go first
                 (self.path / name).unlink(missing_ok=True)
         if removed:
             if not self._connections.empty_log(wait=False):

@@ -238,8 +238,9 @@ def open_collection(
             raise
         try:
             return MilvusGallery.create(place, card, labels, pseudonyms=pseudonyms, index=index)
-        except GalleryError as error:  # it exists, and cannot be opened
-            raise GalleryError(f"{opening}; a new one cannot be made either: {error}") from error
+        except GalleryError as error:  # it exists and cannot be opened, or the server cannot be reached
+            same = str(error) == str(opening)
+            raise error if same else GalleryError(f"{opening}; a new one cannot be made: {error}") from opening
 
 
 def _fill_collection(
