@@ -159,13 +159,10 @@ def _quantise(
         options.activations_range_estimator_params = ranges.RangeEstimatorParameters(bound, bound)
     with redirect_stdout(StringIO()):  # its progress bars
         return nncf.quantize(
-            graph,
-            nncf.Dataset([image[None] for image in images]),
-            subset_size=len(images),
-            model_type=nncf.ModelType.TRANSFORMER if products else None,
+            graph, nncf.Dataset([image[None] for image in images]), subset_size=len(images),
+            model_type=nncf.ModelType.TRANSFORMER if products else None, advanced_parameters=options,
             ignored_scope=nncf.IgnoredScope(names=sorted(names - encoder | set(keep)), validate=False),
-            advanced_parameters=options,
-        )
+        )  # fmt: skip
 
 
 def import_nncf() -> Any:

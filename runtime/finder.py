@@ -75,11 +75,9 @@ class Finder(Closing):
         self.engine = engine
         self.gallery = gallery
         self._read = partial(
-            read or read_image,
-            intensity=engine.card.preprocess.intensity,
-            allow_lateral=allow_lateral,
+            read or read_image, intensity=engine.card.preprocess.intensity, allow_lateral=allow_lateral,
             reduced_for=engine.card.preprocess if reduced_jpeg2000 else None,
-        )
+        )  # fmt: skip
 
     @classmethod
     def open(
@@ -196,12 +194,9 @@ class Finder(Closing):
         if known:
             analysis = replace(analysis, query_labels=tuple(sorted({name for one in known for name in one.positive})))
         analysis = replace(
-            analysis,
-            warnings=tuple(warnings),
-            novelty=novelty,
-            known=tuple(entry.id for entry in known),
+            analysis, warnings=tuple(warnings), novelty=novelty, known=tuple(entry.id for entry in known),
             patients=patients,
-        )
+        )  # fmt: skip
         return self._with_neighbours(analysis, self.gallery, found, by_labels=rank == "findings" or filter.where != "")
 
     def refine(

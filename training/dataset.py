@@ -37,6 +37,9 @@ def label_array(manifest: Manifest) -> NDArray[np.float32]:
     return np.array(values, dtype=np.float32).reshape(len(manifest), len(manifest.labels))
 
 
+_DECODING = 2  # part of the cache's key: raise it whenever an image file gives other pixels
+
+
 def split_rows(manifest: Manifest, *splits: str) -> list[int]:
     """Return the positions of the rows in the given splits."""
     return [position for position, row in enumerate(manifest.rows) if row.split in splits]
@@ -59,7 +62,7 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
     sizes and modification times of the files, and the spec with its intensity policy. A lateral DICOM file is accepted
     if the manifest marks it as lateral. Raises ManifestError, which names the images that cannot be read.
     """
-    digest = hashlib.sha256(repr(spec).encode())
+    digest = hashlib.sha256(f"{_DECODING} {spec!r}".encode())
     for row in manifest:
         try:
             stat = row.image.stat()
@@ -71,6 +74,8 @@ def cached_images(manifest: Manifest, spec: PreprocessSpec, folder: Path) -> NDA
     folder = folder / digest.hexdigest()[:16]
     folder.mkdir(exist_ok=True)
     with FileLock(folder / "lock"):  # if two runs start together, only one decodes
+        if not (folder / "images.npy").exists():  # deleted by hand
+            (folder / "done.npy").unlink(missing_ok=True)
         images: NDArray[np.uint8] = _memmap(folder / "images.npy", np.uint8, (len(manifest), spec.resize, spec.resize))
         done: NDArray[np.bool_] = _memmap(folder / "done.npy", np.bool_, (len(manifest),))
         _decode(manifest, spec, images, done)

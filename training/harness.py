@@ -77,13 +77,9 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     teacher = load_teacher(config, manifest) if config.distill else None  # first: decoding the images may take an hour
     images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
     data = TrainingImages(
-        images,
-        np.array(split_rows(manifest, "train")),
-        label_array(manifest),
-        config.preprocess,
-        config.seed,
+        images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed,
         full=config.augment == "full",
-    )
+    )  # fmt: skip
     weights = "none" if folder.last.exists() else config.weights
     if teacher is None:
         model, loss = build_model(config, data.targets, weights=weights)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -114,7 +115,7 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
         quick: Do not read the images.
         workers: Number of reading threads; decoding releases the GIL.
     """
-    missing = {row.image for row in manifest if not row.image.is_file()}
+    missing = {row.image for row in manifest if not os.path.isfile(row.image)}  # noqa: PTH113 - see `existing`
     present = [row for row in manifest if row.image not in missing]
     unreadable: dict[str, str] = {}
     warnings: dict[Path, tuple[ImageWarning, ...]] = {}

@@ -293,12 +293,10 @@ def _measured(score: Floats, truth: NDArray[np.bool_], threshold: float) -> Oper
     hits, misses = int((predicted & truth).sum()), int((~predicted & truth).sum())
     alarms, rejections = int((predicted & ~truth).sum()), int((~predicted & ~truth).sum())
     return OperatingPoint(
-        threshold=threshold,
-        sensitivity=hits / (hits + misses),
-        specificity=rejections / (rejections + alarms),
+        threshold=threshold, sensitivity=hits / (hits + misses), specificity=rejections / (rejections + alarms),
         positive_predictive_value=hits / (hits + alarms) if hits + alarms else None,
         negative_predictive_value=rejections / (rejections + misses) if rejections + misses else None,
-    )
+    )  # fmt: skip
 
 
 def probabilities(scores: NDArray[np.floating], calibration: Sequence[Calibration | None]) -> Floats:

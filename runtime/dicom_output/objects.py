@@ -69,12 +69,9 @@ def document(
     item = CodingSchemeIdentificationItem(SCHEME, name=SCHEME_NAME, responsible_organization=MANUFACTURER)
     item.CodingSchemeUID = SCHEME_UID  # highdicom only writes it for registered schemes (PS3.3 C.12.1.1.4)
     made = SOPClass(
-        sop_class_uid=sop_class,
-        modality=modality,
-        transfer_syntax_uid=ExplicitVRLittleEndian,
-        coding_schemes=[item],
+        sop_class_uid=sop_class, modality=modality, transfer_syntax_uid=ExplicitVRLittleEndian, coding_schemes=[item],
         **arguments,
-    )
+    )  # fmt: skip
     for element in tree:
         made.add(element)
     complete(made, of_study)

@@ -96,13 +96,10 @@ def make_results(
             page = secondary_capture.page(content, analysis, image, finder.card.preprocess)
         selections = key_object_selection.key_objects(content, copies=copies) if "kos" in kinds else []
         return Results(
-            sr=structured_report.measurement_report(content) if "sr" in kinds else None,
-            sc=page,
-            kos=selections[0] if selections else None,
-            fhir=fhir.bundle(content) if "fhir" in kinds else None,
-            kos_copies=tuple(selections[1:]),
-            warnings=content.warnings,
-        )
+            sr=structured_report.measurement_report(content) if "sr" in kinds else None, sc=page,
+            kos=selections[0] if selections else None, fhir=fhir.bundle(content) if "fhir" in kinds else None,
+            kos_copies=tuple(selections[1:]), warnings=content.warnings,
+        )  # fmt: skip
 
 
 def warm_up() -> None:

@@ -26,9 +26,8 @@ def measurement_report(content: Content) -> Dataset | None:
         return None
     tree = sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=observer(content)),
-        procedure_reported=own.concept(own.CHEST_XRAY),
-        imaging_measurements=groups,
-    )
+        procedure_reported=own.concept(own.CHEST_XRAY), imaging_measurements=groups,
+    )  # fmt: skip
     for text in (own.DISCLAIMER, *content.warnings):
         tree[0].ContentSequence.append(
             sr.TextContentItem(own.concept(own.COMMENT), text, relationship_type=sr.RelationshipTypeValues.CONTAINS)

@@ -305,13 +305,12 @@ class Reader:
             numbers=np.array(column["number"], np.int64),
             patients=np.array([schema.patient_number(key) for key in column["patient_id"]], np.int64),
             studies=np.array([schema.study_number(key) for key in column["study_id"]], np.int64),
-            views=np.array([codes[name] for name in column["view"]], np.int32),
+            views=np.array([codes[name] for name in column["view"]], np.int32), names=tuple(codes),
             sources=np.array([codes[name] for name in column["source"]], np.int32),
             dates=np.array([schema.day_number(day) for day in column["date"]], np.int32),
             labels=np.ascontiguousarray(self.meta.codec.decode_many(column["labels"]).T),
             vectors=self._checked_vectors([(row[0], *row[-2:]) for row in rows]),
-            names=tuple(codes),
-        )
+        )  # fmt: skip
 
     def _name(self, number: int) -> str:
         found = self.query("SELECT id FROM entry WHERE number = ?", number)

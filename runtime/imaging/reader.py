@@ -68,14 +68,9 @@ _READS = "PNG, JPEG, TIFF or DICOM"
 
 
 def read_image(
-    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic],
-    *,
-    limits: ImageLimits | None = None,
-    intensity: str = "header",
-    allow_lateral: bool = False,
-    threads: int = 1,
-    reduced_for: PreprocessSpec | None = None,
-) -> Radiograph:
+    source: str | Path | bytes | bytearray | memoryview | NDArray[np.generic], *, limits: ImageLimits | None = None,
+    intensity: str = "header", allow_lateral: bool = False, threads: int = 1, reduced_for: PreprocessSpec | None = None,
+) -> Radiograph:  # fmt: skip
     """Read one image. Colour becomes luma (ITU-R 601), transparency is blended with black, EXIF orientation is applied.
 
     Warnings about the picture itself (`check_picture`) come first.

@@ -58,10 +58,9 @@ _READY: dict[str, Any] = {
 }  # fmt: skip
 #: `Guard` checks the token; `HTTPBearer` documents it.
 guarded = APIRouter(
-    tags=["v1"],
+    tags=["v1"], responses=schemas.PROBLEMS,
     dependencies=[Depends(HTTPBearer(auto_error=False, description="The token of the service's token file."))],
-    responses=schemas.PROBLEMS,
-)
+)  # fmt: skip
 
 
 def create_app(live: ReloadableFinder, settings: Settings) -> FastAPI:

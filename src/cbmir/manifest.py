@@ -166,6 +166,9 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path}: expected the columns {', '.join(FIXED_COLUMNS[:2])}, found {', '.join(columns) or 'none'}; "
             f"'cbmir data table' makes a manifest of any table"
         )
+    twice = [name for name in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS) if columns.count(name) > 1]
+    if twice:
+        raise ManifestError(f"{path}: expected each column once, found {', '.join(twice)} more than once")
     names = tuple(name for name in columns if name not in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS))
     if not names:
         raise ManifestError(f"{path}: expected a column for each label after {', '.join(FIXED_COLUMNS)}, found none")
@@ -182,7 +185,7 @@ def read_manifest(path: str | Path) -> Manifest:
     )
     if not rows:
         raise ManifestError(f"{path}: expected a row for each image, found only the header")
-    sidecar = sidecar_path(path)
+    sidecar = sidecar_path(path.resolve())
     try:
         about = read_json(sidecar) if sidecar.exists() else {}
         if not isinstance(about, dict):
@@ -194,6 +197,13 @@ def read_manifest(path: str | Path) -> Manifest:
     return Manifest(labels, rows, about, tuple(name for name in FIXED_COLUMNS if name not in columns))
 
 
+def check_name(path: Path) -> Path:
+    """Return the path of a manifest to write. Raises ManifestError unless it ends in .csv, .csv.gz or .parquet."""
+    if not path.name.lower().endswith((".csv", ".csv.gz", ".parquet")):
+        raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
+    return path
+
+
 @uncollected()
 def write_manifest(manifest: Manifest, path: str | Path) -> None:
     """Write a manifest and its sidecar, each completely or not at all.
@@ -202,11 +212,9 @@ def write_manifest(manifest: Manifest, path: str | Path) -> None:
         ManifestError: The name does not end in .csv, .csv.gz or .parquet.
     """
     path = Path(path)
-    name = path.name.lower()
-    if not name.endswith((".csv", ".csv.gz", ".parquet")):
-        raise ManifestError(f"{path}: expected a name that ends in .csv, .csv.gz or .parquet, found {path.name!r}")
+    name = check_name(path).name.lower()
     path.parent.mkdir(parents=True, exist_ok=True)
-    base = path.resolve().parent.as_posix().removesuffix("/") + "/"
+    base = path.parent.resolve().as_posix().removesuffix("/") + "/"  # a link is replaced, not its target
     optional = [name for name in OPTIONAL_COLUMNS if any(map(attrgetter(name), manifest))]
     header = [*FIXED_COLUMNS, *optional, *manifest.labels.names]
     texts = attrgetter(*FIXED_COLUMNS[1:], *optional)

@@ -84,13 +84,16 @@ class TextTable:
             yield f"{self.path}, row {number}", dict(zip(self.kept, row, strict=False))
 
 
-def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bool = True) -> TextTable:
+def read_table(
+    path: Path, only: Collection[str] | None = None, *, recognise: bool = True, even: bool = False
+) -> TextTable:
     """Read a CSV (`.csv`, `.csv.gz`, `.tsv`, `.txt` …) or Parquet table.
 
     Args:
         only: Columns to keep, if they exist; all by default.
         recognise: Also accept semicolons and tabs between cells, UTF-16 and Windows-1252 (Latin-1), and report this in
             the log. Otherwise accept only commas and UTF-8.
+        even: Refuse a row with more cells than the header, except empty ones.
 
     Raises:
         ManifestError: The file cannot be read, is damaged, is not a table, or is larger than any data set needs.
@@ -106,6 +109,7 @@ def read_table(path: Path, only: Collection[str] | None = None, *, recognise: bo
         reader = _reader(data, encoding, delimiter)
         columns = next(reader, [])
         _check_columns(path, columns)
+        reader = _even(path, reader, len(columns)) if even else reader
         places = [place for place, name in enumerate(columns) if only is None or name in only]
         rows = list(_rows(reader, None if only is None else places))
     except OSError as error:
@@ -124,6 +128,14 @@ def _check_size(path: Path, rows: int, cells: int) -> None:
 def _check_columns(path: Path, columns: Sequence[str]) -> None:
     if len(columns) > _MOST_COLUMNS:
         raise ManifestError(f"{path}: expected at most {_MOST_COLUMNS:,} columns, found {len(columns):,}")
+
+
+def _even(path: Path, rows: Iterator[list[str]], most: int) -> Iterator[list[str]]:
+    for number, row in enumerate(filter(None, rows), start=2):
+        if any(row[most:]):  # an unquoted comma in one cell shifts all that follow it
+            raise ManifestError(f"{path}, row {number}: expected at most {most} cells, as in the header, found "
+                                f"{len(row)}; write a cell that contains the separator in double quotes")  # fmt: skip
+        yield row
 
 
 def _rows(reader: Iterator[list[str]], places: list[int] | None) -> Iterator[Sequence[str]]:

@@ -176,6 +176,21 @@ def test_options_for_the_labels_of_a_table(nih: Path) -> None:
     assert "expected WORD=1, WORD=0 or WORD=-1 (uncertain), found 'present=2'" in wrong.output
 
 
+def test_a_separator_may_be_a_line_break(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Excel writes one for Alt+Enter."""
+    for name in "abc":
+        (tmp_path / f"{name}.png").touch()
+    rows = "\n".join(f'{name}.png,{name},"Mass\nEdema"' for name in "abc")
+    (tmp_path / "t.csv").write_text(f"image,patient_id,findings\n{rows}\n")
+    words = ["data", "table", tmp_path / "t.csv", "--labels-column", "findings", "-o", tmp_path / "m.csv"]
+    assert command_line.run(*words) == 2
+    assert r"--separator '\n'" in capsys.readouterr().err
+    assert command_line.run(*words, "--separator", r"\n") == 0
+    assert read_manifest(tmp_path / "m.csv").rows[0].labels == (1, 1)
+    assert command_line.run(*words, "--separator", "") == 2
+    assert "expected a character, found nothing" in capsys.readouterr().err
+
+
 def test_a_mistake_exits_2_without_a_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cbmir", "data", "check", str(tmp_path / "absent.csv")]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -40,6 +40,18 @@ def test_round_trip(manifest: Manifest, tmp_path: Path, name: str) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([name, "manifest.about.json"])
 
 
+def test_a_link_to_a_manifest(manifest: Manifest, tmp_path: Path) -> None:
+    """Reading follows the link, writing replaces it. Both find images and sidecar."""
+    write_manifest(manifest, tmp_path / "m.csv")
+    (tmp_path / "other").mkdir()
+    link = tmp_path / "other" / "m.csv"
+    link.symlink_to(tmp_path / "m.csv")
+    assert read_manifest(link) == manifest and read_manifest(link).about == manifest.about
+    write_manifest(manifest, link)
+    assert not link.is_symlink()
+    assert read_manifest(link) == read_manifest(tmp_path / "m.csv") == manifest
+
+
 def test_compressed_round_trip(manifest: Manifest, tmp_path: Path) -> None:
     for name in ("m.csv.gz", "m.csv"):
         write_manifest(manifest, tmp_path / name)
@@ -110,6 +122,7 @@ GOOD = "a.png,p,,PA,train,,1,0\n"
         ("image,Mass\nx.png,1\n", "expected the columns image, patient_id, found image, Mass"),
         ("image,patient_id,view\nx.png,p,PA\n", "expected a column for each label"),
         ("image,patient_id,Mass,Mass\nx.png,p,1,1\n", "found Mass more than once"),
+        ("image,patient_id,patient_id,Mass\nx.png,p,q,1\n", "each column once, found patient_id more than once"),
         ("image,patient_id,No Finding\nx.png,p,1\n", "is the negative class"),
         (HEADER, "only the header"),
         (HEADER + GOOD + "b.png,p\n", "row 3: expected as many values as the header has columns"),

@@ -64,6 +64,14 @@ def test_images_are_decoded_once_and_decoding_resumes(tmp_path: Path, monkeypatc
     assert read == ["3.png"]
 
 
+def test_deleted_images_are_decoded_again(tmp_path: Path) -> None:
+    """Otherwise all of them would be black."""
+    manifest = manifest_of(tmp_path)
+    first = np.array(cached_images(manifest, SPEC, tmp_path / "cache"))
+    next((tmp_path / "cache").glob("*/images.npy")).unlink()
+    assert (cached_images(manifest, SPEC, tmp_path / "cache") == first).all()
+
+
 def test_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
     manifest = manifest_of(tmp_path)
     first = np.array(cached_images(manifest, SPEC, tmp_path / "cache"))

@@ -57,6 +57,11 @@ def test_missing_file(clean: Manifest, tmp_path: Path) -> None:
     assert "PROBLEM      missing files: 1" in report.text()
 
 
+def test_an_impossible_file_name_is_a_missing_file(clean: Manifest, tmp_path: Path) -> None:
+    report = check_manifest(_with(clean, Row(tmp_path / f"{'x' * 300}.png", "p9", (1,), split="train")))
+    assert len(report.missing) == 1
+
+
 def test_unreadable_image(clean: Manifest, tmp_path: Path) -> None:
     bad = tmp_path / "bad.png"
     bad.write_bytes((tmp_path / "0.png").read_bytes()[:200])

@@ -70,8 +70,6 @@ def _epochs(answers: list[CellAnswers]) -> int:
 
 def _held_out(answers: list[CellAnswers], seed: int) -> HeldOut:
     return HeldOut(
-        f"{len(answers)} folds",
-        np.concatenate([one.query.scores for one in answers]),
-        np.concatenate([one.query.labels for one in answers]),
-        Pool(answers, [seed] * len(answers)).figures(),
-    )
+        f"{len(answers)} folds", np.concatenate([one.query.scores for one in answers]),
+        np.concatenate([one.query.labels for one in answers]), Pool(answers, [seed] * len(answers)).figures(),
+    )  # fmt: skip

@@ -32,13 +32,15 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 logger = logging.getLogger("cbmir")
 
 
-def read_source(path: Path, required: Iterable[str], what: str, optional: Iterable[str] | None = ()) -> TextTable:
+def read_source(
+    path: Path, required: Iterable[str], what: str, optional: Iterable[str] | None = (), *, even: bool = False
+) -> TextTable:
     """Read the given columns of a data set's table; all of them if `optional` is None. Raises ManifestError if the
-    table is missing, empty or lacks a required column."""
+    table is missing, empty or lacks a required column, and with `even` if a row is longer than the header."""
     if not path.is_file():
         raise ManifestError(f"{path}: expected {what}, found {'a folder' if path.is_dir() else 'no such file'}")
     required = list(required)
-    table = read_table(path, None if optional is None else {*required, *optional})
+    table = read_table(path, None if optional is None else {*required, *optional}, even=even)
     absent = [name for name in required if name not in table.columns]
     if absent:
         raise ManifestError(

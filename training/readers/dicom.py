@@ -62,6 +62,7 @@ def read_dicom_studies(
         ManifestError: `place` is not a folder or DICOMDIR, or no file is left.
     """
     require("pydicom", "dicom")
+    names = LabelSet(tuple(labels))
     files, absent = _of_directory(place) if place.is_file() else _of_folder(place)
     read = partial(_read, (None,) * len(labels), allow_lateral, intensity)
     rows, left_out, warned = _read_all(files, read, workers)
@@ -70,7 +71,7 @@ def read_dicom_studies(
         reasons = "; ".join(sorted({entry.reason for entry in left_out})[:3]) or "it has no files"
         raise ManifestError(f"{place}: expected chest radiographs in DICOM files, found none: {reasons}")
     manifest = finish(
-        Manifest(LabelSet(tuple(labels)), tuple(rows), {"warnings": count_kinds(map(kinds_text, warned.values()))}),
+        Manifest(names, tuple(rows), {"warnings": count_kinds(map(kinds_text, warned.values()))}),
         "dicom", [place], seed,
         splits=None if len({row.patient_id for row in rows}) >= 3 else "not assigned: fewer than three patients",
         policies={"labels": "all unknown", "allow_lateral": allow_lateral, "intensity": intensity,
@@ -84,7 +85,8 @@ def write_left_out(left_out: Sequence[LeftOut], manifest: Path) -> Path:
     path = manifest.with_suffix(".left-out.csv")
     path.unlink(missing_ok=True)
     if left_out:
-        rows = ((entry.path, "damaged" if entry.damaged else "refused", entry.reason) for entry in left_out)
+        rows = ((os.fsencode(entry.path).decode("utf-8", "backslashreplace"),
+                 "damaged" if entry.damaged else "refused", entry.reason) for entry in left_out)  # fmt: skip
         write_csv(path, [("file", "kind", "reason"), *rows], private=True)
     return path
 
@@ -127,6 +129,8 @@ def _read(
         raise DamagedImageError(f"{path}: cannot be read: {error.strerror}") from error
     if not is_dicom(start):
         raise NotAnImageError(f"{path}: not a DICOM file")
+    if os.fsencode(path).decode("utf-8", "ignore") != str(path):
+        raise DamagedImageError(f"{path}: expected a name in UTF-8, as a manifest can hold; rename the file")
     radiograph = read_image(path, intensity=intensity, allow_lateral=allow_lateral)
     row = Row(path, radiograph.patient_id, labels, radiograph.study_id, radiograph.view, date=radiograph.date)
     return row, radiograph.sop_instance_uid, radiograph.warnings

@@ -97,7 +97,8 @@ def read_own_table(
         )
     label_columns = [] if unlabelled else list(labels) if cells.column is None else [cells.column]
     used = [name for name in (*astuple(columns), *label_columns) if name is not None]
-    source = common.read_source(table, [name for name in used if name != columns.patient], "a table", [columns.patient])
+    required = [name for name in used if name != columns.patient]
+    source = common.read_source(table, required, "a table", [columns.patient], even=True)
     if columns.patient not in source.columns:
         raise ManifestError(
             f"{table}: expected the column {columns.patient!r} with each image's patient, found "
@@ -217,7 +218,11 @@ def _ids(ids: list[str], table: Path, column: str | None) -> list[str]:
                 f"ids as text or integers where the table is made"
             )
     given = [text for text in ids if text]
-    if not given or not all(map(_FLOAT_ID.fullmatch, given)):
+    floats = list(filter(_FLOAT_ID.fullmatch, given))
+    if len(floats) < len(given) or not given:
+        if both := {text.partition(".")[0] for text in floats} & set(given):
+            raise ManifestError(f"{table}, column {column!r}: expected each id in one form, found {min(both)} also "
+                                f"as {min(both)}.0; write ids as text where the table is made")  # fmt: skip
         return ids
     logger.info("%s: column %r holds integers as floats (%s), which are read as integers", table, column, given[0])
     return [text.partition(".")[0] for text in ids]
@@ -244,9 +249,13 @@ def _date(text: str, date_format: str | None) -> str:
 
 def _value_of(values: Mapping[str, int | None]) -> Callable[[str], int | None]:
     known = CERTAIN_VALUES | {word.lower(): value for word, value in values.items()}
+    unknown = MISSING_WORDS - known.keys() - {"-"}  # which may also mean that a finding is absent
 
     def value(cell: str) -> int | None:
         text = cell.strip()
+        if text.lower() in unknown:
+            logger.warning("%r in a label column is read as an empty cell: unknown", text)
+            return None
         if text.lower() not in known:
             raise ManifestError(
                 f"expected 1, 0, -1 (uncertain), yes, no, true, false or nothing (unknown), found {text!r}; say what "

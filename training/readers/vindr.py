@@ -156,9 +156,11 @@ def _add_labels(path: Path, readings: Mapping[str, ImageReadings]) -> None:
     for where, record in table.records():
         if (one := readings.get(cell(record, "image_id", where))) is None:
             raise ManifestError(f"{where}: expected an image of VinDr's tables of boxes, found {record['image_id']!r}")
+        if reader := record.get("rad_id", "").strip():  # one who drew no box votes too
+            one.readers.add(reader)
         for name in findings:
             if common.number(record, name, where):
-                one.said[name].add(record.get("rad_id", "").strip())
+                one.said[name].add(reader)
 
 
 def _sizes(path: Path) -> Mapping[str, tuple[int, int]]:

@@ -73,14 +73,9 @@ class MilvusGallery(EditableGallery):
 
     @classmethod
     def create(
-        cls,
-        place: str,
-        card: ModelCard,
-        labels: LabelSet | None = None,
-        *,
-        pseudonyms: Pseudonyms | None = None,
+        cls, place: str, card: ModelCard, labels: LabelSet | None = None, *, pseudonyms: Pseudonyms | None = None,
         index: str = "auto",
-    ) -> Self:
+    ) -> Self:  # fmt: skip
         """Create an empty gallery. `labels` (default: the model's) are those of its entries; `index` is "auto" (HNSW),
         "exact", "bf16" or "int8". Raises GalleryError if a collection with this name exists."""
         check_index(index)
@@ -350,11 +345,9 @@ class MilvusGallery(EditableGallery):
     def _kept(self, entry: Entry) -> Entry:
         """Return the entry as it is stored: with pseudonyms if the gallery uses them, and with every label."""
         return replace(
-            entry,
-            patient_id=self._keys.patient(entry.patient_id),
-            study_id=self._keys.study(entry.study_id),
+            entry, patient_id=self._keys.patient(entry.patient_id), study_id=self._keys.study(entry.study_id),
             labels=self._codec.decode(self._codec.encode(entry.labels)),
-        )
+        )  # fmt: skip
 
     def _row_of(self, entry: Entry, vector: NDArray[np.float32]) -> dict[str, Any]:
         return rows.row(entry, self.case_id(entry.id), vector)

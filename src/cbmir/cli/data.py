@@ -13,7 +13,7 @@ import click
 from cbmir.cli.commands import CommandGroup
 from cbmir.cli.options import PATH, command, examples, json_option, log, option, print_answer, tell_warnings, together
 from cbmir.labels import NIH_14
-from cbmir.manifest import Manifest, read_manifest, write_manifest
+from cbmir.manifest import Manifest, check_name, read_manifest, write_manifest
 from cbmir.preprocessing import INTENSITIES
 
 data = CommandGroup(
@@ -40,7 +40,7 @@ data = CommandGroup(
 writes_manifest = together(
     option("--seed", type=click.IntRange(min=0), default=0,
            help="Seed for assigning patients to train, val and test, if no splits are given."),
-    option("-o", "--output", type=PATH, required=True, metavar="MANIFEST",
+    option("-o", "--output", type=PATH, required=True, metavar="MANIFEST", callback=lambda *given: check_name(given[2]),
            help="Manifest to write (.csv, .csv.gz or .parquet); its sidecar .about.json says how it was made."),
     json_option,
 )  # fmt: skip
@@ -62,6 +62,12 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
     if wrong:
         raise click.BadParameter(f"expected WORD=1, WORD=0 or WORD=-1 (uncertain), found {''.join(wrong)!r}")
     return {word.strip(): int(value) for word, _, value in pairs}
+
+
+def _separator(ctx: click.Context, option: click.Parameter, text: str) -> str:
+    if not text:
+        raise click.BadParameter("expected a character, found nothing")
+    return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 @command(
@@ -89,7 +95,8 @@ def _values(ctx: click.Context, option: click.Parameter, text: str) -> dict[str,
         "columns: present=1,absent=0,equivocal=-1.")  # fmt: skip
 @option("--labels-column", help='One column that joins the findings ("Mass|Nodule"). "No Finding" or "normal" means '
         "none; an empty cell means unknown.")  # fmt: skip
-@option("--separator", default="|", help="Separator of the findings in that column.")
+@option("--separator", default="|", callback=_separator, help=r"Separator of the findings in that column; \n and \t "
+        "stand for a line break and a tab.")  # fmt: skip
 @option("--labels-format", type=click.Choice(["text", "list"]), default="text", help="list: the cells are lists as "
         "Python or JSON print them, ['Mass', 'Nodule'].")  # fmt: skip
 @option("--unlabelled", is_flag=True, help="The table has no labels: the images can only be searched. --labels then "

@@ -59,11 +59,8 @@ _NEEDS = (
         "standard deviation of grey in 0 to 1.")  # fmt: skip
 @option("--intensity", type=click.Choice(INTENSITIES), default="header", help="How stored values become grey.")
 @tolerance_option
-@option(
-    "--accept-parity-loss",
-    is_flag=True,
-    help="Also write files that miss their limits, and record that in parity.json.",
-)
+@option("--accept-parity-loss", is_flag=True,
+        help="Also write files that miss their limits, and record that in parity.json.")  # fmt: skip
 @json_option
 @click.pass_context
 def export(

@@ -26,11 +26,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 )
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to create.")
-@recipe_option(
-    "--loss",
-    type=click.Choice(list(TRAINING_LOSSES)),
-    help="proxy is the paper's method, bce and ml-proxy-nca its baselines; the others are extensions.",
-)
+@recipe_option("--loss", type=click.Choice(list(TRAINING_LOSSES)),
+               help="proxy is the paper's method, bce and ml-proxy-nca baselines, the others extensions.")  # fmt: skip
 @recipe_option("--linear-fit/--no-linear-fit", help="At the end, replace the trained head by linear maps that are "
                "fitted from the features to embedding and scores.")  # fmt: skip
 @option("--projection", default=256, help="Dimensions of the embedding of a linear fit.")

@@ -238,6 +238,29 @@ def test_warnings_are_counted_and_listed(archive: Path, tmp_path: Path, capsys: 
     assert "SeriesDescription (0008,103E) says LAT" in rows[1]["warning"]
 
 
+def test_names_that_are_not_utf_8_are_left_out(archive: Path, tmp_path: Path) -> None:
+    """A manifest cannot hold them."""
+    for given, name in (("3", b"M\xfcller.dcm"), ("notes.txt", b"M\xfcller.txt")):
+        (archive / given).rename(archive / os.fsdecode(name))
+    assert run("data", "dicom", archive, "--intensity", "minmax", "-o", tmp_path / "m.csv") == 2
+    assert len(read_manifest(tmp_path / "m.csv")) == 3
+    listed = (tmp_path / "m.left-out.csv").read_text("utf-8")
+    assert 'M\\xfcller.dcm,damaged,"expected a name in UTF-8' in listed and "M\\xfcller.txt,refused" in listed
+
+
+@pytest.mark.parametrize(("option", "value", "message"), [
+    ("-o", "m.xlsx", "expected a name that ends in .csv"), ("--labels", "Mass,mass", "found 'Mass' and 'mass'"),
+])  # fmt: skip
+def test_unusable_options_are_refused_before_the_work(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, option: str,
+    value: str, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("cbmir.training.readers.dicom.work_through", lambda *_, **__: pytest.fail("files were read"))
+    monkeypatch.chdir(tmp_path)
+    assert run("data", "dicom", archive, "-o", "m.csv", option, value) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_the_list_is_deleted_if_nothing_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "manifest.csv"
     path.with_suffix(".left-out.csv").write_text("old")

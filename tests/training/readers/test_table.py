@@ -131,6 +131,7 @@ def test_images_may_be_in_another_folder(tmp_path: Path) -> None:
         ("d.png,p4,NULL,,train,,1,1,0", "row 5.*'study'.*expected a value, found 'NULL'"),
         (",p4,,,train,,1,1,0", "row 5.*'file'.*empty"),
         ("d.png,p4,,,train,,1,1", "row 5.*ends before column 'Edema'"),
+        ("d.png,p4,,,train,Large heart, clear,1,1,0", "row 5: expected at most 9 cells, as in the header, found 10"),
         ("a.png,p1,,,train,,1,1,0", r"a\.png in two rows"),
     ],
 )
@@ -316,6 +317,13 @@ def test_ids_that_resemble_numbers_are_unchanged(tmp_path: Path) -> None:
     assert [row.patient_id for row in manifest] == ["1.0", "1.5", "1234e567"]
 
 
+def test_an_id_in_two_forms_is_refused(tmp_path: Path) -> None:
+    """They are one patient, who could be in two splits."""
+    lines = ["image,patient_id,Mass", "a.png,10000032.0,1", "b.png,10000032,0", "c.png,P1,0"]
+    with pytest.raises(ManifestError, match=r"'patient_id': .* in one form, found 10000032 also as 10000032\.0"):
+        read_own_table(_write(tmp_path, *lines), labels=["Mass"])
+
+
 def test_a_rounded_id_is_refused(tmp_path: Path) -> None:
     lines = ["image,patient_id,Mass", "a.png,1,1", "b.png,1.0000032e+17,0", "c.png,2,0"]
     with pytest.raises(ManifestError, match=r"row 3, column 'patient_id': expected an id, found .*, a rounded number"):
@@ -345,6 +353,22 @@ def test_known_words_and_words_defined_by_an_option(tmp_path: Path) -> None:
         read_own_table(table, labels=["Mass", "Edema"])
     manifest = read_own_table(table, labels=["Mass", "Edema"], cells=LabelCells(values={"perhaps": -1}))
     assert [row.labels for row in manifest] == [(1, 1), (0, 0), (-1, None)]
+
+
+def test_a_word_for_a_missing_value_is_an_unknown_label(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R writes NA. A hyphen may also mean that the finding is absent."""
+    table = _write(tmp_path, "image,patient_id,Mass", "a.png,1,1", "b.png,2,NA", "c.png,3,0", "d.png,4,NA")
+    assert [row.labels for row in read_own_table(table, labels=["Mass"])] == [(1,), (None,), (0,), (None,)]
+    assert caplog.messages.count("'NA' in a label column is read as an empty cell: unknown") == 1
+    defined = read_own_table(table, labels=["Mass"], cells=LabelCells(values={"na": 0}))
+    assert [row.labels for row in defined] == [(1,), (0,), (0,), (0,)]
+    with pytest.raises(ManifestError, match="found '-'"):
+        read_own_table(_write(tmp_path, "image,patient_id,Mass", "a.png,1,-"), labels=["Mass"])
+
+
+def test_empty_cells_after_the_last_column_are_ignored(tmp_path: Path) -> None:
+    table = _write(tmp_path, "image,patient_id,Mass", "a.png,1,1,,", "b.png,2,0", "c.png,3,1,")
+    assert [row.labels for row in read_own_table(table, labels=["Mass"])] == [(1,), (0,), (1,)]
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,10 @@ def test_image_level_labels(tmp_path: Path) -> None:
     assert [row.labels for row in manifest] == [(0, 1, -1, 0), (0, 0, 0, 1), (1, -1, 0, -1)]
     assert [len(row.boxes) for row in manifest] == [2, 0, 1]
     assert labels.name in manifest.about["sources"]
+    labels.write_text("image_id,rad_id,Pleural effusion\na,R1,1\na,R2,0\na,R3,0", "utf-8")
+    _write(tmp_path, "annotations_train.csv", *BOXES[3:])
+    row = next(row for row in read_vindr(tmp_path) if row.patient_id == "a")
+    assert (row.labels, row.boxes) == ((0, -1), ()), "one of three, two of whom drew no box"
     labels.write_text("image_id,Tuberculosis\nelsewhere,1", "utf-8")
     with pytest.raises(ManifestError, match=r"image_labels_train\.csv, row 2: expected an image of VinDr's tables"):
         read_vindr(tmp_path)

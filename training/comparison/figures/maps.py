@@ -92,12 +92,9 @@ def read_gallery(selection: Path) -> GalleryLabels:
     rows = read_manifest(selection).split("train")
     labels = label_array(rows)
     return GalleryLabels(
-        rows.labels,
-        [row.patient_id for row in rows],
-        positives(labels) == 1,
-        add_negative_class(labels)[:, -1] == 1,
+        rows.labels, [row.patient_id for row in rows], positives(labels) == 1, add_negative_class(labels)[:, -1] == 1,
         np.sort(np.random.default_rng(0).permutation(len(rows))[:MOST]),
-    )
+    )  # fmt: skip
 
 
 def label_pairs(asked: Sequence[str], labels: LabelSet, positive: Mask) -> list[tuple[int, int]]:
