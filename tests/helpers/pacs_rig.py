@@ -230,3 +230,11 @@ def answers(orthanc: Orthanc) -> bool:
         return bool(orthanc.get("/system"))
     except (urllib.error.URLError, ConnectionError):
         return False
+
+
+def without(data: bytes, keyword: str) -> bytes:
+    """Remove a tag from a DICOM file."""
+    dataset, stream = dcmread(io.BytesIO(data)), io.BytesIO()
+    del dataset[keyword]
+    dataset.save_as(stream)
+    return stream.getvalue()
