@@ -321,10 +321,8 @@ class Desk:
         return upload
 
     def _of_gallery(self, entry: Entry, *, analysed: bool = False) -> tuple[Radiograph, bool]:
-        """Read a gallery image. Returns it, and whether it comes from its file, not from its thumbnail.
-
-        An image to be analysed must be one that an upload may be: raises DicomImageError for a lateral view.
-        """
+        """Read a gallery image. Returns it, and whether it comes from its file, not from its thumbnail. If it is
+        `analysed`, raises DicomImageError where an upload would, as for a lateral view."""
         try:
             image = self.finder.read(entry.image)
             if image.sha256 == entry.sha256 or not entry.sha256:

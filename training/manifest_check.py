@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from typing import Any
 from tqdm import tqdm
 
 from cbmir.errors import ImageError
+from cbmir.input_file import existing
 from cbmir.manifest import Manifest, Row
 from cbmir.runtime.imaging.image_warning import ImageWarning, count_kinds, kinds_text
 from cbmir.runtime.imaging.reader import read_image
@@ -115,7 +115,7 @@ def check_manifest(manifest: Manifest, *, quick: bool = False, workers: int = 2)
         quick: Do not read the images.
         workers: Number of reading threads; decoding releases the GIL.
     """
-    missing = {row.image for row in manifest if not os.path.isfile(row.image)}  # noqa: PTH113 - see `existing`
+    missing = {row.image for row in manifest if existing(row.image) is None}
     present = [row for row in manifest if row.image not in missing]
     unreadable: dict[str, str] = {}
     warnings: dict[Path, tuple[ImageWarning, ...]] = {}

@@ -183,9 +183,11 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
         if several:
             raise NotAnImageError(f"{name}: expected one image, found several pages or frames; save one as PNG")
         image.load()  # outside the lock, so that threads decode in parallel
-        with collected_warnings() as later:  # a PNG may have its EXIF after the pixels; Pillow turns a TIFF itself
-            turned = plugin is not TiffImageFile and not _EXIF.isdisjoint(image.info)
-            orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1)) if turned else 1
+        orientation = 1
+        if plugin is not TiffImageFile and not _EXIF.isdisjoint(image.info):  # Pillow turns a TIFF itself
+            with collected_warnings() as later:  # only now: a PNG may have its EXIF after the pixels
+                orientation = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+            collected += later
         stored, bits, warnings = _decoded(image, name)
     except Image.DecompressionBombError as error:  # a TIFF tile may be larger than its image
         raise ImageSizeError(f"{name}: the {plugin.format} file's tiles exceed Pillow's limit: {error}") from error
@@ -196,8 +198,7 @@ def _read_picture(data: bytes, name: str, limits: ImageLimits, intensity: str) -
     if orientation in _TRANSPOSES:
         stored = np.asarray(Image.fromarray(stored).transpose(_TRANSPOSES[orientation]))
     radiograph = _radiograph(stored, bits, name, "", intensity, warnings)
-    texts = dict.fromkeys((*collected, *later))
-    notes = (ImageWarning("nonstandard file", f"{plugin.format}: {text}") for text in texts)
+    notes = (ImageWarning("nonstandard file", f"{plugin.format}: {warning}") for warning in dict.fromkeys(collected))
     is_phantom = image.info.get("Source") == PHANTOM
     return replace(radiograph, warnings=(*radiograph.warnings, *notes), is_phantom=is_phantom)
 

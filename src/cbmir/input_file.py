@@ -41,6 +41,11 @@ def open_input(path: str | Path) -> BinaryIO:
         raise
 
 
+def existing(path: Path) -> Path | None:
+    """Return the path of a file, or None if it is missing or its name is not valid (`Path.is_file` would raise)."""
+    return path if os.path.isfile(path) else None  # noqa: PTH113
+
+
 def _check_regular(mode: int, path: str | Path) -> None:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "expected a file, found a folder", str(path))

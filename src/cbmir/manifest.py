@@ -166,8 +166,7 @@ def read_manifest(path: str | Path) -> Manifest:
             f"{path}: expected the columns {', '.join(FIXED_COLUMNS[:2])}, found {', '.join(columns) or 'none'}; "
             f"'cbmir data table' makes a manifest of any table"
         )
-    twice = [name for name in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS) if columns.count(name) > 1]
-    if twice:
+    if twice := [name for name in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS) if columns.count(name) > 1]:
         raise ManifestError(f"{path}: expected each column once, found {', '.join(twice)} more than once")
     names = tuple(name for name in columns if name not in (*FIXED_COLUMNS, *OPTIONAL_COLUMNS))
     if not names:

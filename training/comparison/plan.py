@@ -213,8 +213,7 @@ def make_plan(
     if "negative-proxies" in sweeps and not protocol.negatives:
         raise RunError(f"expected no sweep of negative proxies with protocol {protocol.name}, whose images all have a "
                        "finding: there is nothing that they could learn")  # fmt: skip
-    over = [name for name, own in tuned.items() if own.get("seeds", 0) > seeds]
-    if over:
+    if over := [name for name, own in tuned.items() if own.get("seeds", 0) > seeds]:
         raise RunError(f"expected at most {seeds} seeds in --tuned, as in --seeds, found more for {', '.join(over)}")
     known = methods_of(protocol.negatives)
     if not methods:

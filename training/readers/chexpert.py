@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import existing
 from cbmir.labels import CHEXPERT_9, LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.text_table import uncollected
@@ -136,11 +137,11 @@ def _finder(root: Path) -> Callable[[Row], Path | None]:
 
     def find(row: Row) -> Path | None:
         within = PurePosixPath(row.image.as_posix()).parts[1:]
-        direct = next(filter(common.existing, (root / row.image, root.joinpath(*within))), None)
+        direct = next(filter(existing, (root / row.image, root.joinpath(*within))), None)
         if direct is not None:
             return direct
         folder = batches().get(row.patient_id)
-        return common.existing(folder.joinpath(*row.image.parts[-2:])) if folder else None
+        return existing(folder.joinpath(*row.image.parts[-2:])) if folder else None
 
     return find
 
@@ -190,9 +191,7 @@ def read_brax(
             files[image] = places
             rows.append(Row(image, patient, labels, study, view, date=days.read(day)))
     policies = views.policies(rows, path)
-    rows, located = common.locate(
-        rows, lambda row: next(filter(common.existing, files[row.image]), None), missing, folder
-    )
+    rows, located = common.locate(rows, lambda row: next(filter(existing, files[row.image]), None), missing, folder)
     return common.finish(
         kept_findings(rows, findings), "brax", [path], seed, policies=label_policies(findings, blank) | policies | {
             "dates": "fictitious, by the publisher", "dates_not_read": days.not_read, **located,

@@ -289,11 +289,6 @@ def index_images(folder: Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> di
     return index
 
 
-def existing(path: Path) -> Path | None:
-    """Return the path of a file, or None if it is missing or its name is not valid (`Path.is_file` would raise)."""
-    return path if os.path.isfile(path) else None  # noqa: PTH113
-
-
 def locate(
     rows: Iterable[Row], find: Callable[[Row], Path | None], missing: Missing, where: Path
 ) -> tuple[list[Row], dict[str, Any]]:

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import existing
 from cbmir.labels import LabelSet, means_no_finding
 from cbmir.manifest import Manifest, Row
 from cbmir.text_table import read_table
@@ -55,7 +56,7 @@ def read_covid(
     rows, located = common.locate(
         (Row(row.image, row.patient_id, tuple(int(name in parts) for name in labels.names) if parts else unknown,
              view=row.view, report=row.report, date=row.date) for row, parts in found),
-        lambda row: common.existing(root / row.image), missing, folder,
+        lambda row: existing(root / row.image), missing, folder,
     )  # fmt: skip
     return common.finish(
         Manifest(labels, tuple(rows)), "covid", [path], seed, policies=policies | {

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import existing
 from cbmir.manifest import Manifest, Row
 from cbmir.text_table import uncollected
 from cbmir.training.readers import common
@@ -115,7 +116,7 @@ def _study(row: Row) -> str:
 
 def _file(root: Path, row: Row, suffixes: tuple[str, ...]) -> Path | None:
     paths = (Path(f"{root}/{_study(row)}/{row.image}{suffix}") for suffix in suffixes)
-    return next(filter(common.existing, paths), None)
+    return next(filter(existing, paths), None)
 
 
 def _report_folder(folder: Path, reports: Path | None) -> Path:

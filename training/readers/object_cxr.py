@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import existing
 from cbmir.labels import LabelSet
 from cbmir.manifest import Manifest, Row
 from cbmir.training.readers import common
@@ -36,7 +37,7 @@ def read_object_cxr(folder: Path, *, missing: common.Missing = "error", seed: in
             image = common.cell(record, "image_name", where)
             shown = int(bool(common.cell(record, "annotation", where)))
             rows.append(Row(Path(name, image), f"{name}-{Path(image).stem}", (shown,), split=_SPLITS[name]))
-    rows, located = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
+    rows, located = common.locate(rows, lambda row: existing(root / row.image), missing, folder)
     return common.finish(
         Manifest(LabelSet((LABEL,)), tuple(rows)), "object-cxr", list(paths.values()), seed,
         splits="Object-CXR's own, dev as val" if len(paths) > 1 else None,

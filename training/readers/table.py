@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from cbmir.errors import ManifestError
+from cbmir.input_file import existing
 from cbmir.labels import NIH_14, NO_FINDING, LabelSet, label_key, means_no_finding, resembles_no_finding
 from cbmir.manifest import SPLITS, VIEWS, Manifest, Row
 from cbmir.text_table import MISSING_WORDS, uncollected
@@ -170,7 +171,7 @@ def read_own_table(
             strict=True,
         )
     ]
-    rows, located = common.locate(rows, lambda row: common.existing(row.image), missing, base)
+    rows, located = common.locate(rows, lambda row: existing(row.image), missing, base)
     splits = "not assigned: nothing to train on" if unlabelled else None  # None: assigned by `finish`
     if columns.split is not None:
         splits = f"column {columns.split}"

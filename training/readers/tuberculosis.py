@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cbmir.errors import ManifestError
-from cbmir.input_file import read_json
+from cbmir.input_file import existing, read_json
 from cbmir.labels import LabelSet
 from cbmir.manifest import Box, Manifest, Row
 from cbmir.training.readers import common
@@ -85,7 +85,7 @@ def read_tbx11k(folder: Path, *, missing: common.Missing = "error", seed: int = 
             drawn = tuple(boxes.get(name, ()))
             rows.append(Row(Path(name), Path(name).stem, _labels(kind, drawn), split=split, boxes=drawn))
     root = folder.resolve() / "imgs"
-    rows, located = common.locate(rows, lambda row: common.existing(root / row.image), missing, folder)
+    rows, located = common.locate(rows, lambda row: existing(root / row.image), missing, folder)
     return common.finish(
         Manifest(LabelSet(TBX11K_LABELS), tuple(rows)), "tbx11k", sources, seed, splits="TBX11K's own train and val",
         policies={

@@ -100,8 +100,7 @@ class GalleryFolder:
         try:
             # A build that runs may have written nothing yet. A gallery that was not built has no lock.
             with self.locked() if self.unfinished() or (self.path / _LOCK).exists() else nullcontext():
-                failures = [self._remove_from(place, pseudonyms, given) for place in self.unfinished()]
-                return [failed for failed in failures if failed]
+                return list(filter(None, (self._remove_from(one, pseudonyms, given) for one in self.unfinished())))
         except GalleryError as error:
             return [f"{error}; then remove again, so that the unfinished work is covered too"]
 
