@@ -92,9 +92,8 @@ class Keys:
         """Raises GalleryError for a key that is not the gallery's; none at all is only needed for looking up ids."""
         self._path, self.check, self._given = path, check, pseudonyms
         if pseudonyms and pseudonyms.check != check:
-            kept = "keeps pseudonyms: expected their key, found another" if check else (
-                "keeps ids as they are: expected no key for pseudonyms, found one")  # fmt: skip
-            raise GalleryError(f"{path}: this gallery {kept}")
+            kept, found = ("pseudonyms: expected the", "another") if check else ("ids as they are: expected no", "one")
+            raise GalleryError(f"{path}: this gallery keeps {kept} key for pseudonyms, found {found}")
 
     @property
     def fits(self) -> bool:

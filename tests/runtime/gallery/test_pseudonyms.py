@@ -127,8 +127,8 @@ def test_without_the_key_no_patient_can_be_looked_up(filled: Path, make_vectors:
 
 
 def test_a_key_that_is_not_the_gallerys_is_an_error(filled: Path, tiny_card: ModelCard, key: Pseudonyms) -> None:
-    """Otherwise it would look up nobody, and a query's own patient would be among the neighbours."""
-    with pytest.raises(GalleryError, match="keeps pseudonyms: expected their key, found another"):
+    """Otherwise it would find no patient, and a query's own patient would be among the neighbours."""
+    with pytest.raises(GalleryError, match="keeps pseudonyms: expected the key for pseudonyms, found another"):
         Gallery.open(filled, pseudonyms=Pseudonyms(KEY[::-1]))
     Gallery.create(filled.with_name("plain"), tiny_card).close()
     with pytest.raises(GalleryError, match="keeps ids as they are: expected no key for pseudonyms, found one"):

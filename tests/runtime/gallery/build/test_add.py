@@ -165,9 +165,9 @@ def test_pseudonyms(tmp_path: Path, engine: Engine, manifest: Manifest, counter:
     key = Pseudonyms.throw_away()
     build_gallery(engine, manifest, tmp_path / "g", splits=["test"], pseudonyms=key)
     counter.limit = counter.images
-    to_write, other = " to look up or write an id, found none", ", found another"
-    for wrong, found in ((None, to_write), (Pseudonyms.throw_away(), other)):
-        with pytest.raises(GalleryError, match=f"expected their key{found}"):
+    to_write, other = "their key to look up or write an id, found none", "the key for pseudonyms, found another"
+    for wrong, message in ((None, to_write), (Pseudonyms.throw_away(), other)):
+        with pytest.raises(GalleryError, match=f"expected {message}"):
             add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=wrong)
     counter.limit = 10**9
     assert add_to_gallery(engine, manifest, tmp_path / "g", pseudonyms=key).images == 20

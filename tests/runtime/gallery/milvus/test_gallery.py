@@ -257,7 +257,7 @@ def test_splits_with_other_names_are_counted_together(place: str, tiny_card: Mod
         assert (made.info()["pseudonyms"], made.info()["index"]) == (True, "auto")
     other = Pseudonyms(bytes(range(1, 41)))
     for index in (None, "auto"):
-        with pytest.raises(GalleryError, match="expected their key, found another"):
+        with pytest.raises(GalleryError, match="expected the key for pseudonyms, found another"):
             open_collection(place, tiny_card, tiny_card.labels, other, index)
 
 
