@@ -30,7 +30,7 @@ from cbmir.files import is_empty, replacing
 from cbmir.manifest import Manifest
 from cbmir.training import metrics
 from cbmir.training.config import TrainConfig, resolve_precision
-from cbmir.training.dataset import TrainingImages, cache_folder, cached_images, label_array, split_rows
+from cbmir.training.dataset import TrainingImages, cache_folder, cached_images, label_array, split_rows, split_targets
 from cbmir.training.distillation import build_student, load_teacher
 from cbmir.training.encoders.stages import finer_stage
 from cbmir.training.evaluate import on_fastest_device
@@ -74,19 +74,19 @@ def train(config: TrainConfig, run: Path, *, resume: bool = False, folds: HeldOu
     manifest = training_manifest(config)
     _check_learnable(manifest, held_out=folds is None)
     L.seed_everything(config.seed, verbose=False)
-    teacher = load_teacher(config, manifest) if config.distill else None  # first: decoding the images may take an hour
-    images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))
+    teacher = load_teacher(config, manifest) if config.distill else None
+    weights = "none" if folder.last.exists() else config.weights
+    if teacher is None:
+        model, loss = build_model(config, split_targets(manifest, "train"), weights=weights)
+        if config.linear_fit:
+            finer_stage(model.encoder)  # fail now, not after training
+    else:
+        model, loss = build_student(config, teacher, weights=weights)
+    images = cached_images(manifest, config.preprocess, cache_folder(config.manifest))  # last: may take an hour
     data = TrainingImages(
         images, np.array(split_rows(manifest, "train")), label_array(manifest), config.preprocess, config.seed,
         full=config.augment == "full",
     )  # fmt: skip
-    weights = "none" if folder.last.exists() else config.weights
-    if teacher is None:
-        model, loss = build_model(config, data.targets, weights=weights)
-        if config.linear_fit:
-            finer_stage(model.encoder)  # fail now, not after an epoch
-    else:
-        model, loss = build_student(config, teacher, weights=weights)
     model.to(memory_format=torch.channels_last)  # 1.6 times as fast on a CPU, and uses tensor cores on a GPU
     validation = Validation(config, manifest, images, teacher, folds)
     task = RetrievalTask(model, loss, validation, folder)

@@ -17,7 +17,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from cbmir.choices import RECIPES
-from cbmir.errors import CardError, RunError, SplitError, TrainingError
+from cbmir.errors import CardError, EncoderError, RunError, SplitError, TrainingError
 from cbmir.manifest import read_manifest, write_manifest
 from cbmir.training.config import TrainConfig, proxy_counts, resolve_precision
 from cbmir.training.harness import RetrievalTask, train
@@ -384,6 +384,22 @@ def test_only_weights_decay_and_the_head_learns_faster(squares: Path, tmp_path: 
     for name, (rate, decay) in named.items():
         assert rate == pytest.approx(1e-2 if name.startswith("head.") else 1e-3)
         assert decay == (0.1 if dict(model.named_parameters())[name].ndim > 1 else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"encoder": "timm:test_vit", "linear_fit": True}, "with --recipe paper"), ({"encoder": "resnet19"}, "resnet19")],
+)
+def test_an_unsuitable_encoder_is_refused_before_images_are_decoded(
+    options: dict[str, Any], message: str, squares: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decoded(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("cbmir.training.harness.cached_images", decoded)
+    with pytest.raises(EncoderError, match=message):
+        train(config(squares, **options), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_incompatible_options_are_refused(squares: Path) -> None:

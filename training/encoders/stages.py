@@ -88,6 +88,6 @@ def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
         hook.remove()
     if not finer:
         raise EncoderError("expected an encoder with a stage of twice as many cells as its last, found none; train "
-                           "with --no-linear-fit, or choose another")  # fmt: skip
+                           "it with --recipe paper, or choose another")  # fmt: skip
     name, shape = finer[-1]
     return name, int(shape[1]), int(last[1])
