@@ -107,7 +107,7 @@ OPEN := $(if $(CI),,$(if $(DISPLAY)$(WAYLAND_DISPLAY)$(filter Darwin,$(shell una
 ifeq ($(strip $(NIH)),)
 DATA := demo-data
 MANIFEST := $(DATA)/phantoms/manifest.csv
-TRAIN ?= --encoder resnet18 --image-size 128 --epochs 9 --lr 5e-4
+TRAIN ?= --encoder resnet18 --image-size 128 --epochs 9 --lr 5e-4 --augment crop
 
 $(MANIFEST): | .venv/demo
 	$(call step,2,draw 800 X-rays,20 s,6 min)

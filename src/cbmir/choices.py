@@ -19,13 +19,13 @@ TRAINING_LOSSES: dict[str, tuple[str, ...]] = {
 }
 #: The recipes of `cbmir train --recipe`, sets of options. The first is the default.
 RECIPES: dict[str, dict[str, object]] = {
+    "fitted": {
+        "loss": "bce", "linear_fit": True, "epochs": 15, "patience": 15, "batch_size": 32, "lr": 6e-4,
+        "weight_decay": 0.05, "schedule": "cosine", "average": 0.99, "augment": "full", "head_rate": 10.0,
+    },
     "paper": {
         "loss": "proxy", "linear_fit": False, "epochs": 50, "patience": 10, "batch_size": 48, "lr": 1e-4,
         "weight_decay": 0.0, "schedule": "constant", "average": 0.0, "augment": "crop", "head_rate": 1.0,
-    },
-    "fitted": {
-        "loss": "bce", "linear_fit": True, "epochs": 15, "patience": 15, "batch_size": 32, "lr": 3e-4,
-        "weight_decay": 0.05, "schedule": "cosine", "average": 0.99, "augment": "full", "head_rate": 10.0,
     },
 }  # fmt: skip
 #: How a gallery is searched: by comparing every image, or with an index of bf16 or int8 vectors.

@@ -13,7 +13,7 @@ from command_line import run
 def test_train_then_evaluate(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     options = ("--encoder", "timm:test_resnet", "--image-size", 32, "--epochs", 1, "--batch-size", 8, "--devices", 1)
-    own = ("--fold", "1/3", "--proxies-per-class", "auto")
+    own = ("--recipe", "paper", "--fold", "1/3", "--proxies-per-class", "auto")
     assert run("train", tiny_manifest, "-o", folder, *options, *own) == 0
     assert capsys.readouterr().out == f"{folder}\n"
     assert json.loads((folder / "config.json").read_text())["fold"] == "1/3"
@@ -58,7 +58,7 @@ def test_distil_then_query_the_teachers_gallery(
         (("--encoder", "resnet19"), "resnet19"),
         (("--weights", "nowhere.pt"), "nowhere.pt"),
         (("--fold", "7/3"), "fold"),
-        (("--proxies-per-class", "none"), "proxies-per-class"),
+        (("--loss", "proxy", "--proxies-per-class", "none"), "expected proxies-per-class"),
         (("--image-size", 8), "--image-size"),
         (("--devices", "many"), "devices"),
         (("--seed", -1), "seed"),
@@ -93,35 +93,33 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
     tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ("--encoder", "timm:test_resnet", "--image-size", 32, "--batch-size", 8, "--devices", 1, "--fold", "1/3")
-    for recipe, options, expected in (
-        ("fitted", (), ("bce", True, 3e-4, "cosine", "linear")),
-        ("paper", (), ("proxy", False, 1e-4, "constant", "proxy")),
-        ("paper", ("--lr", "0.01", "--linear-fit"), ("proxy", True, 0.01, "constant", "linear")),
-    ):
-        folder = tmp_path / f"{recipe}{len(options)}"
-        assert run("train", "--recipe", recipe, tiny_manifest, "-o", folder, *small, "--epochs", 1, *options) == 0
+    for number, (options, expected) in enumerate((
+        ((), ("bce", True, 6e-4, "cosine", "linear")),
+        (("--recipe", "paper"), ("proxy", False, 1e-4, "constant", "proxy")),
+        (("--recipe", "paper", "--lr", "0.01", "--linear-fit"), ("proxy", True, 0.01, "constant", "linear")),
+    )):  # fmt: skip
+        folder = tmp_path / str(number)
+        assert run("train", *options, tiny_manifest, "-o", folder, *small, "--epochs", 1) == 0
         written, card = (json.loads((folder / name).read_text()) for name in ("config.json", "card.json"))
         found = *(written[name] for name in ("loss", "linear_fit", "lr", "schedule")), card["head"]
         assert found == expected
     capsys.readouterr()
-    assert run("train", "--recipe", "fitted", "--help") == 0
-    assert "[default: bce]" in capsys.readouterr().out
     assert run("train", "--help") == 0
+    assert "[default: bce]" in capsys.readouterr().out
+    assert run("train", "--recipe", "paper", "--help") == 0
     assert "[default: proxy]" in capsys.readouterr().out
     for options, message in (
-        (("--projection", 64), "--projection has no effect with --no-linear-fit."),
-        (("--recipe", "fitted", "--sigma", 1), "--sigma has no effect with --loss bce of this recipe."),
+        (("--recipe", "paper", "--projection", 64), "--projection has no effect with --no-linear-fit."),
+        (("--sigma", 1), "--sigma has no effect with --loss bce of this recipe."),
     ):
         assert run("train", tiny_manifest, "-o", tmp_path / "refused", *options) == 2
         assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_distil_a_fitted_teacher_with_the_fitted_recipe(
-    tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_distil_a_fitted_teacher(tiny_manifest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The student has the teacher's embedding space and head, without its own fit."""
-    small = ("--recipe", "fitted", "--batch-size", 8, "--devices", 1, "--epochs", 1)
+    small = ("--batch-size", 8, "--devices", 1, "--epochs", 1)
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     own = ("--encoder", "timm:test_resnet", "--image-size", 32, "--fold", "1/3", "--projection", 16)
     assert run("train", tiny_manifest, "-o", teacher, *small, *own) == 0

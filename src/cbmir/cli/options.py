@@ -231,9 +231,9 @@ def recipe_option(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 #: Options that `cbmir train` and `cbmir benchmark` share: encoder, schedule, proxies, precision, devices.
 training_options = together(
     option("--recipe", type=click.Choice(list(RECIPES)), default=next(iter(RECIPES)), is_eager=True,
-           expose_value=False, callback=_take_recipe, help="Default values of the other options. paper: the "
-           "paper's loss and settings. fitted: a classifier with augmentation and averaged weights, followed by a "
-           "linear fit. '--recipe fitted --help' shows its values."),
+           expose_value=False, callback=_take_recipe, help="Default values of the other options. fitted: a "
+           "classifier with augmentation and averaged weights, followed by a linear fit. paper: the paper's loss and "
+           "settings; '--recipe paper --help' shows its values."),
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), timm:NAME, xrv:densenet121 "
            "(torchxrayvision), or rad-dino."),
