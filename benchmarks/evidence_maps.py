@@ -15,7 +15,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 
 from cbmir.card import ModelCard
-from cbmir.runtime.evidence import contrast_map, evidence_map, finding_vectors
+from cbmir.runtime.evidence import contrasts, evidence_map, scoring_vectors
 from cbmir.runtime.imaging.preprocess import centre_crop
 from cbmir.training.model import LinearHead, RetrievalModel
 
@@ -23,7 +23,7 @@ Square = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 Cells = NDArray[np.float64]
 
-PLAIN, CONTRAST = "the finding's own map (before)", "contrast (cbmir)"
+PLAIN, CONTRAST = "plain", "contrast"
 WITH_NEGATIVE, FINER = "contrast, negative class among the others", "contrast, cells of half the width"
 GRAD_CAM, GRAD_CAM_PP = "Grad-CAM", "Grad-CAM++"
 
@@ -75,13 +75,14 @@ class Network:
 
     def _contrast(self, square: Square) -> Cells:
         cells, vectors = self._explained(square)
-        return np.array([contrast_map(cells, vectors, name) for name in vectors], np.float64)
+        return np.array([evidence_map(cells, vector) for vector in contrasts(vectors).values()], np.float64)
 
     def _with_negative(self, square: Square) -> Cells:
         cells, vectors = self._explained(square)
         negative = self.rows[sum(self.card.proxies_per_class[:-1]) :]
         nearest = negative[np.argmax(negative @ cells.mean(axis=(1, 2)))]
-        return np.array([contrast_map(cells, {**vectors, "": nearest}, name) for name in vectors], np.float64)
+        wider = contrasts({**vectors, "": nearest})
+        return np.array([evidence_map(cells, wider[name]) for name in vectors], np.float64)
 
     def _finer(self, square: Square) -> Cells:
         """Return `_contrast` of four crops, shifted by a quarter of a cell each way, with interleaved cells."""
@@ -93,7 +94,7 @@ class Network:
         for down, right in np.ndindex(2, 2):
             top, left = (start + (2 * one - 1) * step for one in (down, right))
             shifted, _ = self._features(square[top : top + spec.crop, left : left + spec.crop])
-            finer[:, down::2, right::2] = [contrast_map(shifted, vectors, name) / 4 for name in vectors]
+            finer[:, down::2, right::2] = [evidence_map(shifted, one) / 4 for one in contrasts(vectors).values()]
         return finer
 
     def _grad_cam(self, square: Square) -> Cells:
@@ -114,7 +115,7 @@ class Network:
     def _explained(self, square: Square) -> tuple[Floats, dict[str, Floats]]:
         """Return the feature map [D, h, w], and a vector [D] for each finding."""
         cells, embedding = self._features(centre_crop(square, self.card.preprocess))
-        return cells, finding_vectors(self.card, self.rows, embedding)
+        return cells, scoring_vectors(self.card, self.rows, embedding)
 
     @torch.inference_mode()
     def _features(self, crop: Square) -> tuple[Floats, Floats]:

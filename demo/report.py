@@ -90,7 +90,7 @@ def _evidence(card: ModelCard, image: Upload, analysis: Analysis, label: str) ->
     findings = most_probable_first(analysis.findings)
     if findings:
         label = label or next((one.label for one in findings if one.predicted), findings[0].label)
-        evidence, what = analysis.evidence_for_finding(label), f"{spelled(label)} against the other findings"
+        evidence, what = analysis.evidence_for_finding(label), spelled(label)
     elif analysis.neighbours:
         evidence, what = analysis.evidence_for_neighbour(analysis.neighbours[0].id), "the nearest similar image"
     else:

@@ -5,8 +5,8 @@ The embedding e is the mean f of the feature map over its n cells, divided by it
 is a sum over the cells:  e . v = sum_cells  F[:, cell] . v / (n |f|).
 
 - A neighbour's map uses the neighbour's embedding as the vector: the cells sum to the cosine of the two images.
-- A finding's map is a contrast. Its vector is the finding's vector minus the mean vector of the other findings, so that
-  evidence for all findings cancels. The cells sum to the finding's cosine minus the mean of the others' cosines.
+- A finding's map uses its row of weights in a linear head. In a proxy head it is a contrast: the nearest proxy of the
+  finding minus the mean of the other findings' proxies, since the proxies of all findings have much in common.
 
 In the overlay, orange and + mark cells with more than an even share of the sum, blue and - cells with less. The demo's
 page draws contours by the same rule (`static/evidence.js`).
@@ -45,39 +45,33 @@ def evidence_map(feature_map: NDArray[np.float32], vector: NDArray[np.float32]) 
     Returns:
         float32 [h, w], which sums to the cosine. All zeros if the feature map's mean or the vector is zero.
     """
-    return _shares(feature_map, unit_vector(vector))
-
-
-def contrast_map(
-    feature_map: NDArray[np.float32], vectors: Mapping[str, NDArray[np.float32]], finding: str
-) -> NDArray[np.float32]:
-    """Return each cell's share in what distinguishes a finding from the others: its map minus the mean of their maps.
-
-    Args:
-        feature_map: float32 [D, h, w].
-        vectors: The vector [D] of every finding, from `finding_vectors`.
-        finding: One of `vectors`.
-
-    Returns:
-        float32 [h, w], which sums to e . v minus the mean of e . u over the other findings' vectors u, where e is the
-        embedding. For a proxy head these are cosines; for a linear head they are logits without the bias, divided by
-        the norm of the mean feature. With a single finding, the sum is e . v.
-    """
-    others = [vector for name, vector in vectors.items() if name != finding]
-    mean = np.mean(others, axis=0, dtype=np.float64) if others else 0
-    return _shares(feature_map, vectors[finding].astype(np.float64) - mean)
-
-
-def _shares(feature_map: NDArray[np.float32], direction: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return each cell's share in the inner product of the embedding and a direction."""
     cells = feature_map.astype(np.float64)
     _, h, w = cells.shape
     norm = h * w * np.linalg.norm(cells.mean(axis=(1, 2)))
-    shares: NDArray[np.float64] = np.einsum("dhw,d->hw", cells, direction) / max(float(norm), 1e-12)
+    shares: NDArray[np.float64] = np.einsum("dhw,d->hw", cells, unit_vector(vector)) / max(float(norm), 1e-12)
     return shares.astype(np.float32)
 
 
 def finding_vectors(
+    card: ModelCard, head: NDArray[np.float32], embedding: NDArray[np.float32]
+) -> dict[str, NDArray[np.float32]]:
+    """Return the vector [D] of each finding's map for an image with this embedding [D]; empty without findings.
+
+    For a linear head, it is the finding's row of weights, so the map's cells sum to the logit without its bias, up to a
+    factor. For a proxy head, it is a contrast (`contrasts`).
+    """
+    vectors = scoring_vectors(card, head, embedding)
+    return vectors if card.head == "linear" else contrasts(vectors)
+
+
+def contrasts(vectors: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Return each vector minus the mean of the others (of none: minus 0), so that what they have in common cancels."""
+    total = np.sum(list(vectors.values()), axis=0, dtype=np.float64)
+    others = max(len(vectors) - 1, 1)
+    return {name: (one - (total - one) / others).astype(np.float32) for name, one in vectors.items()}
+
+
+def scoring_vectors(
     card: ModelCard, head: NDArray[np.float32], embedding: NDArray[np.float32]
 ) -> dict[str, NDArray[np.float32]]:
     """Return the vector [D] that determines each finding's score for an image with this embedding [D].

@@ -15,7 +15,7 @@ from cbmir.choices import Rank
 from cbmir.errors import UserError
 from cbmir.labels import canonical
 from cbmir.manifest import Box
-from cbmir.runtime.evidence import Region, contrast_map, evidence_map, unit_vector
+from cbmir.runtime.evidence import Region, evidence_map, unit_vector
 from cbmir.runtime.gallery.entry import Hit
 from cbmir.runtime.novelty import Novelty
 
@@ -244,9 +244,9 @@ class Analysis:
         return replace(changed, query_labels=labels, neighbours=neighbours)
 
     def evidence_for_finding(self, label: str) -> NDArray[np.float32]:
-        """Return each cell's share in what distinguishes the finding from the others, float32 [h, w] (`contrast_map`).
-        Raises UserError for an unknown label."""
-        return contrast_map(self.feature_map, self.finding_vectors, _known(self.finding_vectors, label, "finding"))
+        """Return each cell's share in the cosine between the image and the finding's vector (`finding_vectors`),
+        float32 [h, w]. Raises UserError for an unknown label."""
+        return evidence_map(self.feature_map, self.finding_vectors[_known(self.finding_vectors, label, "finding")])
 
     def evidence_for_neighbour(self, id: str) -> NDArray[np.float32]:
         """Return each cell's share in the cosine between the whole image and this neighbour, float32 [h, w], even if a

@@ -1,4 +1,4 @@
-"""Evidence maps are exact: the cells sum to the cosine, or to its lead over the other findings."""
+"""Evidence maps are exact: the cells sum to the cosine of the image and a vector, that of a finding or another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cbmir.card import ModelCard
 from cbmir.labels import LabelSet
 from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime import evidence_map
-from cbmir.runtime.evidence import contrast_map, finding_vectors
+from cbmir.runtime.evidence import contrasts, finding_vectors, scoring_vectors
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -46,48 +46,50 @@ def test_zero_features_and_directions_give_no_evidence() -> None:
 
 
 def test_contrast_by_hand() -> None:
-    """The mean cell is [1.5, 0.5]; Mass is [1, 0], and the mean of the others is [0, 0.5]."""
-    feature_map = np.array([[[3, 0]], [[0, 1]]], np.float32)
-    vectors = {"Effusion": [0, 1], "Mass": [1, 0], "Nodule": [0, 0]}
-    shares = contrast_map(feature_map, {name: np.array(one, np.float32) for name, one in vectors.items()}, "Mass")
-    assert shares.dtype == np.float32
-    np.testing.assert_allclose(shares, [[1.5 / np.sqrt(2.5), -0.25 / np.sqrt(2.5)]], atol=1e-7)
+    """Mass is [1, 0], and the mean of the others is [0, 0.5]."""
+    vectors = {
+        name: np.array(one, np.float32) for name, one in (("Effusion", [0, 1]), ("Mass", [1, 0]), ("Nodule", [0, 0]))
+    }
+    found = contrasts(vectors)
+    assert {name: one.tolist() for name, one in found.items()} == {
+        "Effusion": [-0.5, 1], "Mass": [1, -0.5], "Nodule": [-0.5, -0.5]
+    }  # fmt: skip
+    assert found["Mass"].dtype == np.float32
+    assert contrasts({"Mass": vectors["Mass"]})["Mass"].tolist() == [1, 0], "there are no others"
+    assert contrasts({}) == {}
 
 
-@pytest.mark.parametrize("head", ["proxy", "linear"])
 @pytest.mark.parametrize(("counts", "negative"), [((1, 1, 1), False), ((3, 1, 2, 2), True), ((4,), False)])
-def test_contrast_is_the_map_minus_the_mean_of_the_others(head: str, counts: tuple[int, ...], negative: bool) -> None:
+def test_the_map_for_a_proxy_head_contrasts_the_findings(counts: tuple[int, ...], negative: bool) -> None:
     """Compare with loops in float64 over cells and all findings; the negative class is not a finding."""
     rng = np.random.default_rng(len(counts))
     labels = len(counts) - negative
     feature_map = np.maximum(rng.normal(size=(16, 3, 4)), 0).astype(np.float32)
-    linear = head == "linear"
-    rows = rng.normal(size=(labels if linear else sum(counts), 16))
-    rows = rows * 5 if linear else rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    about = card(head, () if linear else counts, negative and not linear, names=("A", "B", "C")[:labels])
+    rows = rng.normal(size=(sum(counts), 16))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    about = card("proxy", counts, negative, names=("A", "B", "C")[:labels])
     mean = feature_map.astype(np.float64).mean(axis=(1, 2))
     vectors = finding_vectors(about, rows.astype(np.float32), unit(mean).astype(np.float32))
 
     starts = np.cumsum([0, *counts])
-    own = [[rows[j]] if linear else list(rows[starts[j] : starts[j + 1]]) for j in range(labels)]
-    best = [max(of_label, key=lambda row: row @ mean) for of_label in own]
+    best = [max(rows[starts[j] : starts[j + 1]], key=lambda row: row @ mean) for j in range(labels)]
     for j, name in enumerate(about.labels.names):
         others = [best[i] for i in range(labels) if i != j]
-        shares = contrast_map(feature_map, vectors, name)
+        contrast = best[j] - (sum(others) / len(others) if others else 0)
+        shares = evidence_map(feature_map, vectors[name])
         for y, x in np.ndindex(3, 4):
-            terms = [feature_map[:, y, x] @ row / (12 * np.linalg.norm(mean)) for row in (best[j], *others)]
-            expected = terms[0] - (sum(terms[1:]) / len(others) if others else 0)
+            expected = feature_map[:, y, x] @ contrast / (12 * np.linalg.norm(mean) * np.linalg.norm(contrast))
             assert shares[y, x] == pytest.approx(expected, abs=1e-6)
-        lead = unit(mean) @ best[j] - (np.mean([unit(mean) @ row for row in others]) if others else 0)
-        assert shares.astype(np.float64).sum() == pytest.approx(lead, abs=1e-5)
 
 
-def test_contrasts_of_all_findings_cancel() -> None:
+def test_the_map_for_a_linear_head_sums_to_the_logit_without_bias() -> None:
     rng = np.random.default_rng(0)
-    feature_map = rng.normal(size=(8, 2, 2)).astype(np.float32)
-    vectors = {name: rng.normal(size=8).astype(np.float32) for name in "abcd"}
-    np.testing.assert_allclose(sum(contrast_map(feature_map, vectors, name) for name in vectors), 0, atol=1e-6)
-    assert not contrast_map(0 * feature_map, vectors, "a").any()
+    feature_map, rows = rng.normal(size=(2, 3, 4)).astype(np.float32), 5 * rng.normal(size=(2, 2)).astype(np.float32)
+    mean = feature_map.mean(axis=(1, 2))
+    vectors = finding_vectors(card("linear", (), negative=False), rows, unit(mean))
+    for row, vector in zip(rows, vectors.values(), strict=True):
+        factor = np.linalg.norm(mean) * np.linalg.norm(row)
+        assert evidence_map(feature_map, vector).sum() * factor == pytest.approx(row @ mean, abs=1e-5)
 
 
 def card(
@@ -100,10 +102,10 @@ def card(
     )  # fmt: skip
 
 
-def test_a_finding_is_explained_by_its_best_proxy() -> None:
+def test_a_score_comes_from_the_best_proxy() -> None:
     """The first class has one proxy, the second three; the negative class's proxy is nearest, but never used."""
     head = np.array([[1, 0], [0, -1], [0.6, 0.8], [-1, 0], [0, 1]], np.float32)
-    vectors = finding_vectors(card("proxy", (1, 3, 1), negative=True), head, np.array([0, 1], np.float32))
+    vectors = scoring_vectors(card("proxy", (1, 3, 1), negative=True), head, np.array([0, 1], np.float32))
     assert {name: vector.tolist() for name, vector in vectors.items()} == {
         "Effusion": [1, 0],
         "Mass": pytest.approx([0.6, 0.8]),

@@ -74,7 +74,8 @@ def test_evidence_sums_to_what_it_explains(finder: Finder, make_xray: MakeXray) 
     cosines = {f.label: 1 + finder.card.sigma**2 * np.log(f.score) for f in analysis.findings}
     for label, cosine in cosines.items():
         lead = cosine - np.mean([other for name, other in cosines.items() if name != label])
-        assert analysis.evidence_for_finding(label).astype(np.float64).sum() == pytest.approx(lead, abs=1e-5)
+        length = np.linalg.norm(analysis.finding_vectors[label])
+        assert length * analysis.evidence_for_finding(label).astype(np.float64).sum() == pytest.approx(lead, abs=1e-5)
 
 
 def test_the_patient_of_an_image_in_the_gallery_is_left_out(finder: Finder, tiny_manifest: Path) -> None:

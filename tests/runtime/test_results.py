@@ -83,9 +83,8 @@ def test_json_has_the_documented_keys_and_plain_values(analysis: Analysis) -> No
 
 
 def test_evidence(analysis: Analysis) -> None:
-    contrast = analysis.evidence_for_finding("Mass")
-    np.testing.assert_allclose(contrast, [[3 / np.sqrt(10), -1 / np.sqrt(10)]], atol=1e-6)
-    np.testing.assert_array_equal(analysis.evidence_for_finding("Nodule"), -contrast)
+    np.testing.assert_allclose(analysis.evidence_for_finding("Mass"), [[3 / np.sqrt(10), 0]], atol=1e-6)
+    np.testing.assert_allclose(analysis.evidence_for_finding("Nodule"), [[0, 1 / np.sqrt(10)]], atol=1e-6)
     np.testing.assert_allclose(analysis.evidence_for_neighbour("a"), [[0, 1 / np.sqrt(10)]], atol=1e-6)
 
 

@@ -15,7 +15,7 @@ function explain() {
     : state.evidence && Object.keys(maps).length ? "Select a finding to see its evidence." : "";
   find(".note").textContent = !on ? idle
     : !seen ? "Nothing is outlined, because no part of the image stands out."
-    : chosen ? `Outlined: where the image speaks for ${what} more than for the other findings.`
+    : chosen ? `Outlined: where the image speaks most for ${what}.`
     : "Outlined: what makes the two images similar.";
   document.dispatchEvent(new CustomEvent("cbmir-explained", {detail: chosen}));
 }
