@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import platform
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -85,12 +85,15 @@ def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
     return {"auc": one("auc")} | {column: {m: one(m, column) for m in BY_COLUMN} for column in QUERIES}
 
 
-def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[str, Any]:
+def best_method(
+    pools: dict[str, Pool], borrowed: Collection[str] = (), pair: Callable[[str, str], Sequence[Pool]] | None = None
+) -> dict[str, Any]:
     """Determine whether one method clearly leads all others in AUC and both corrected nDCGs (YARDSTICK).
 
     Args:
         pools: By method, all for the same queries.
         borrowed: Methods that use another method's scores, so that their AUC does not count.
+        pair: Returns two methods' pools for a difference, if those in `pools` lack parts that both have.
 
     Returns:
         `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all metrics, its
@@ -109,11 +112,10 @@ def best_method(pools: dict[str, Pool], borrowed: Collection[str] = ()) -> dict[
     found: dict[str, Any] = {"method": None, "leaders": leaders, "differences": {}}
     if len(leaders) == len(YARDSTICK) and len(set(leaders.values())) == 1 and len(pools) > 1:
         first = next(iter(leaders.values()))
-        found["differences"] = {
-            other: {metric: difference(pools[first], pools[other], metric, column)
-                    for metric, column in YARDSTICK.items() if other in known[metric]}
-            for other in pools if other != first
-        }  # fmt: skip
+        for other in [name for name in pools if name != first]:
+            own, reference = pair(first, other) if pair else (pools[first], pools[other])
+            compared = {metric: column for metric, column in YARDSTICK.items() if other in known[metric]}
+            found["differences"][other] = {m: difference(own, reference, m, column) for m, column in compared.items()}
         clear = (is_above(gain) for gains in found["differences"].values() for gain in gains.values())
         found["method"] = first if all(clear) else None
     return found
@@ -256,15 +258,20 @@ def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
 
 
 def _best(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:
-    """Return `best_method` of the shown methods that have finished all of their parts, on the parts that all have."""
+    """Return `best_method` of the shown methods that have finished all of their parts: the leaders on the parts that
+    all have, each difference on all parts that both have."""
     cells: dict[str, dict[Part, Cell]] = {}
     for cell in plan.cells():
         if cell.part.size == plan.shown_size and cell.proxies in ("", plan.shown_proxies):
             cells.setdefault(cell.method, {})[cell.part] = cell
     finished = {m: own for m, own in cells.items() if all(cell in answers for cell in own.values())}
-    common = [part for part in plan.parts() if finished and all(part in own for own in finished.values())]
-    pools = {m: _pool([own[part] for part in common], answers) for m, own in finished.items() if common}
-    return best_method(pools, [method for method in pools if METHODS[method].needs_bce])
+
+    def shared(*methods: str) -> list[Pool]:
+        parts = [part for part in plan.parts() if all(part in finished[method] for method in methods)]
+        return [_pool([finished[method][part] for part in parts], answers) for method in methods if parts]
+
+    pools = dict(zip(finished, shared(*finished), strict=False))  # empty if no part is shared
+    return best_method(pools, [method for method in pools if METHODS[method].needs_bce], shared)
 
 
 def selection_facts(part: Part, selection: Manifest) -> dict[str, Any]:

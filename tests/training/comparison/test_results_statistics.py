@@ -144,12 +144,16 @@ def test_the_best_method_leads_in_all_three_metrics_with_intervals() -> None:
 
 
 def test_methods_with_fewer_seeds_are_compared_on_common_parts() -> None:
-    plan = Plan("table", "m.csv", "", ("bce", "fitted"), seeds=2, tuned={"bce": {"seeds": 1}})
+    plan = Plan("table", "m.csv", "", ("bce", "soft-ndcg", "fitted"), seeds=2, tuned={"bce": {"seeds": 1}})
     right, wrong = (
         answers([0.1] * 4, list("abcd"), scores=np.array(scores, np.float32)[:, None], lists=lists)
         for scores, lists in (([4, 3, 2, 1], [[0], [0], [1], [1]]), ([1, 2, 3, 4], [[1], [1], [0], [0]]))
     )
     first, second = Part(0, 0, 0), Part(1, 0, 0)
-    found = _best(plan, {Cell(first, "bce"): wrong, Cell(first, "fitted"): right, Cell(second, "fitted"): right})
+    found = _best(plan, {
+        Cell(first, "bce"): wrong, Cell(first, "soft-ndcg", ""): wrong, Cell(first, "fitted"): right,
+        Cell(second, "soft-ndcg", ""): right, Cell(second, "fitted"): right,
+    })  # fmt: skip
     assert set(found["leaders"].values()) == {"fitted"}
-    assert list(found["differences"]) == ["bce"]
+    gains = {name: one["auc"]["value"] for name, one in found["differences"].items()}
+    assert gains == {"bce": 1, "soft-ndcg": 0.5}, "each pair on all parts that both have"
