@@ -7,7 +7,7 @@
 #
 #   OUT=gpu-paper     the report; a second call continues the first
 #   WEIGHTS=none      or a state dict for the encoder (benchmarks/imagenet_weights.py writes one), or imagenet
-#   TUNED=docs/benchmark/nih/tuned.json    learning rates of the methods (benchmarks/tune.py); empty: the recipe's
+#   TUNED=docs/benchmark/nih/tuned.json    learning rates of the methods (benchmarks/tune.py); empty: 3e-4 for all
 #   FOLDS=5           folds by patient
 #   JOBS=6            cells that share the GPU
 #   MINUTES=6.5       time limit, after which the finished cells are reported
@@ -29,7 +29,7 @@ test -e "$TABLE" || cbmir data nih --images "$NIH" --entries "$NIH/Data_Entry_20
     --splits "$NIH/splits.csv" --missing skip -o "$TABLE"
 
 command=(benchmark table "$TABLE" -o "$OUT" --folds "$FOLDS" --seeds 1 --encoder timm:tf_efficientnet_lite0
-    --weights "$WEIGHTS" --recipe fitted --image-size 128 ${TUNED:+--tuned "$TUNED"} --jobs "$JOBS" --resume ${EXTRA:-})
+    --weights "$WEIGHTS" --recipe fitted --lr 3e-4 --image-size 128 ${TUNED:+--tuned "$TUNED"} --jobs "$JOBS" --resume ${EXTRA:-})
 
 seconds=$("${PYTHON:-python3}" -c "print(int(60 * $MINUTES))")
 status=0

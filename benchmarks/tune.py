@@ -5,9 +5,9 @@
 Each method is trained on fold 1 of 5 at each rate, with the options that the benchmark gives all methods. The epoch is
 chosen as in training, and its `val_choice` (AUC and corrected nDCG of the validation part) decides. The fold's test
 images are not used; its validation images are test images of other folds, for all methods equally. Only the rate is
-searched; hashing methods keep that of the recipe. Each finished method and rate is added to the results as a row, and a
-later call, even on another machine, runs only the missing ones; tuned.json beside the results has the best rates. A
-method that shares the network of another takes its rate (`SAME`).
+searched; hashing methods keep the benchmark's --lr (3e-4). Each finished method and rate is added to the results as a
+row, and a later call, even on another machine, runs only the missing ones; tuned.json beside the results has the best
+rates. A method that shares the network of another takes its rate (`SAME`).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def finding_vectors(
 
 
 def contrasts(vectors: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Return each vector minus the mean of the others (of none: minus 0), so that what they have in common cancels."""
+    """Return each vector minus the mean of the others, so that what they have in common cancels. One alone stays."""
     total = np.sum(list(vectors.values()), axis=0, dtype=np.float64)
     others = max(len(vectors) - 1, 1)
     return {name: (one - (total - one) / others).astype(np.float32) for name, one in vectors.items()}

@@ -16,7 +16,7 @@ import cbmir
 import command_line
 from cbmir.manifest import read_manifest
 
-#: The proxy model must find similar images this many times better than a random ranking.
+#: The model must find similar images this many times better than a random ranking.
 BETTER_THAN_RANDOM = 2.5
 
 

@@ -28,7 +28,7 @@ BALANCEABLE = (*WEIGHTED_LOSSES, "bce")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Options of `cbmir train`. The defaults are the recipe `paper`, from the paper's section "Implementation".
+    """Options of a training run. The defaults here are the recipe `paper`, from the paper's section "Implementation".
 
     Attributes:
         grey_range: The values for black and white that the encoder's weights expect (`encoders.grey_range_of`).

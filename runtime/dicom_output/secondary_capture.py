@@ -67,7 +67,7 @@ def _explained(content: Content, analysis: Analysis) -> tuple[str, str, NDArray[
     """Return title, legend and map of the evidence for the top finding, predicted if possible, or the nearest image."""
     if content.findings:
         top = next((one for one in content.findings if one.predicted), content.findings[0])
-        legend = "Orange, +: areas that support it most. Blue, -: least. Line: the part that it sees."
+        legend = "Orange, +: areas that support it more than average. Blue, -: less. Line: the part that it sees."
         return f"Evidence for {spelled(top.label)}", legend, analysis.evidence_for_finding(top.label)
     if analysis.neighbours:
         legend = "Orange, +: areas that make the two similar. Blue, -: less. Line: the part that it sees."

@@ -105,9 +105,9 @@ def test_a_recipe_gives_defaults_and_an_option_changes_one(
         assert found == expected
     capsys.readouterr()
     assert run("train", "--help") == 0
-    assert "[default: bce]" in capsys.readouterr().out
+    assert "[default: bce]" in " ".join(capsys.readouterr().out.split())
     assert run("train", "--recipe", "paper", "--help") == 0
-    assert "[default: proxy]" in capsys.readouterr().out
+    assert "[default: proxy]" in " ".join(capsys.readouterr().out.split())
     for options, message in (
         (("--recipe", "paper", "--projection", 64), "--projection has no effect with --no-linear-fit."),
         (("--sigma", 1), "--sigma has no effect with --loss bce of this recipe."),

@@ -1,4 +1,4 @@
-"""Evidence maps are exact: the cells sum to the cosine of the image and a vector, that of a finding or another."""
+"""Evidence maps are exact: the cells sum to the cosine of the image and a vector."""
 
 from __future__ import annotations
 

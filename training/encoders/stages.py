@@ -87,7 +87,7 @@ def finer_stage(encoder: nn.Module) -> tuple[str, int, int]:
     for hook in hooks:
         hook.remove()
     if not finer:
-        raise EncoderError("expected an encoder with a stage of twice as many cells as its last, found none; train "
-                           "it with --recipe paper, or choose another")  # fmt: skip
+        raise EncoderError("expected, for the linear fit, an encoder with a stage of twice as many cells as its last, "
+                           "found none; choose another, or train without the fit, as with --recipe paper")  # fmt: skip
     name, shape = finer[-1]
     return name, int(shape[1]), int(last[1])

@@ -14,7 +14,7 @@ function explain() {
   const idle = value.region ? "These images are similar to the box. Press Search region again to use the whole image."
     : state.evidence && Object.keys(maps).length ? "Select a finding to see its evidence." : "";
   find(".note").textContent = !on ? idle
-    : !seen ? "Nothing is outlined, because no part of the image stands out."
+    : !seen ? "Nothing is outlined, because no part of the image speaks for it."
     : chosen ? `Outlined: where the image speaks most for ${what}.`
     : "Outlined: what makes the two images similar.";
   document.dispatchEvent(new CustomEvent("cbmir-explained", {detail: chosen}));

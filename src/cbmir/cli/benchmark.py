@@ -16,10 +16,10 @@ from cbmir.text_table import read_table
 
 
 @command(
-    "cbmir benchmark nih nih.csv -o report --weights imagenet        # the paper's Table 1: 12,000 images, 3 seeds",
-    "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run         # only show which images it would use",
-    "cbmir benchmark chexpert cxp.csv -o report --sweep train-size   # 1,024 to 65,536 images",
-    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1     # each image is a query once",
+    "cbmir benchmark nih nih.csv -o report --recipe paper --weights imagenet  # the paper's Table 1: 12,000 images",
+    "cbmir benchmark nih Data_Entry_2017_v2020.csv --dry-run                  # only show which images it would use",
+    "cbmir benchmark chexpert cxp.csv -o report --sweep train-size            # 1,024 to 65,536 images",
+    "cbmir benchmark table own.csv -o report --folds 5 --seeds 1              # each image is a query once",
     "cbmir benchmark table own.csv -o report --methods proxy,bce --resume",
 )
 @click.argument("protocol", type=click.Choice(["nih", "chexpert", "table"]))

@@ -236,7 +236,7 @@ training_options = together(
            "settings; '--recipe paper --help' shows its values."),
     option("--encoder", default="densenet121",
            help="A torchvision classification model (densenet121, resnet18 …), timm:NAME, xrv:densenet121 "
-           "(torchxrayvision), or rad-dino."),
+           "(torchxrayvision), or rad-dino. Vision transformers, such as rad-dino, need --recipe paper."),
     option("--weights", default="none", help="Initial weights of the encoder: none (random), imagenet (downloaded by "
            "torchvision or timm), or a file: a state dict, safetensors, or a model of torchxrayvision."),
     recipe_option("--epochs", help="Maximum number of epochs; the best one by AUC and corrected nDCG is kept."),
@@ -251,9 +251,9 @@ training_options = together(
                   help="Keep a moving average of the weights with this decay; 0 keeps the weights themselves."),
     recipe_option("--augment", type=click.Choice(["crop", "full"]),
                   help="Random crops, or also rotation, scale and exposure."),
-    option("--sigma", default=0.7, help="Width of the Gaussian similarity."),
+    option("--sigma", default=0.7, help="Width of the Gaussian similarity to proxies."),
     option("--proxies-per-class", default="2",
-           help="A number, or auto: more for common findings, fewer for rare ones."),
+           help="Proxies of each finding: a number, or auto: more for common findings, fewer for rare ones."),
     option("--class-weights/--no-class-weights", default=None,
            help="Whether rare findings count as much as common ones.  [default: with the loss proxy, as in the paper]"),
     option("--image-size", default=224, help="Side of the crop in pixels; images are first resized to 270/224 of it."),

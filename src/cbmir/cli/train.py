@@ -19,7 +19,7 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 @command(
     "cbmir train nih.csv -o run --weights imagenet            # DenseNet121 at 224 pixels",
     "cbmir train nih.csv -o run --weights imagenet --resume   # continue after an interruption",
-    "cbmir train nih.csv -o run --weights imagenet --recipe paper",
+    "cbmir train nih.csv -o run --weights imagenet --recipe paper   # the paper's method",
     "cbmir train nih.csv -o fold1 --fold 1/5                  # cross-validation by patient",
     "cbmir train nih.csv -o light --distill run --encoder efficientnet_b0 --weights imagenet",
     "cbmir train phantoms/manifest.csv -o run --encoder resnet18 --image-size 64 --epochs 10",
@@ -27,7 +27,8 @@ _TEACHERS = ("loss", "sigma", "proxies_per_class", "negative_proxies", "class_we
 @click.argument("manifest", type=PATH)
 @option("-o", "--output", "run", required=True, type=PATH, help="RUN folder to create.")
 @recipe_option("--loss", type=click.Choice(list(TRAINING_LOSSES)),
-               help="proxy is the paper's loss, bce and ml-proxy-nca baselines, the others extensions.")  # fmt: skip
+               help="proxy is the paper's loss (its method: --recipe paper), bce cross-entropy, ml-proxy-nca a "
+               "baseline; the others are extensions.")  # fmt: skip
 @recipe_option("--linear-fit/--no-linear-fit", help="At the end, replace the trained head by linear maps that are "
                "fitted from the features to embedding and scores.")  # fmt: skip
 @option("--projection", default=256, help="Dimensions of the embedding of a linear fit.")
