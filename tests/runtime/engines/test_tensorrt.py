@@ -31,13 +31,13 @@ SHAPES = {"image": (-1, 1, 32, 32), "embedding": (-1, 8), "scores": (-1, 3), "fe
 
 
 def answers(batch: np.ndarray) -> dict[str, np.ndarray]:
-    """The model that the fake computes."""
-    mean = batch.reshape(len(batch), -1).astype(np.float32) / 255 @ WEIGHTS
-    embedding = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+    """The model that the fake computes: in float64, so that the size of the batch does not change the last bit."""
+    mean = batch.reshape(len(batch), -1) / 255 @ WEIGHTS.astype(np.float64)
+    embedding = (mean / np.linalg.norm(mean, axis=1, keepdims=True)).astype(np.float32)
     return {
         "embedding": embedding,
         "scores": np.abs(embedding[:, :3]),
-        "feature_map": np.repeat(mean, 4, axis=1).reshape(-1, 8, 2, 2),
+        "feature_map": np.repeat(mean, 4, axis=1).reshape(-1, 8, 2, 2).astype(np.float32),
     }
 
 
