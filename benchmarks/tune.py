@@ -7,7 +7,7 @@ chosen as in training, and its `val_choice` (AUC and corrected nDCG of the valid
 images are not used; its validation images are test images of other folds, for all methods equally. Only the rate is
 searched; hashing methods keep the benchmark's --lr (3e-4). Each finished method and rate is added to the results as a
 row, and a later call, even on another machine, runs only the missing ones; tuned.json beside the results has the best
-rates. A method that shares the network of another takes its rate (`SAME`).
+rates, and how many seeds the benchmark trains. A method that shares the network of another takes its rate (`SAME`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from cbmir.training.run import RunFolder
 
 SEARCHED = ("bce", "fitted", "proxy-negative", "soft-ndcg", "ml-proxy-nca", "proxy-anchor")
 MEASURED = ("epoch", "val_auc", "val_corrected_ndcg", "val_choice")
+#: Methods that the benchmark trains with all of its seeds; the others get one.
+ALL_SEEDS = ("bce", "fitted", "proxy-negative", "soft-ndcg")
 SAME = {"proxy": "proxy-negative", "proxy-auto": "proxy-negative", "proxy-fitted": "proxy-negative"}
 
 Found = dict[tuple[str, str], dict[str, str]]
@@ -85,7 +87,7 @@ def read(results: Path) -> Found:
 
 
 def write(results: Path, found: Found) -> None:
-    """Write the rows, and tuned.json beside them with the best rate of each method."""
+    """Write the rows, and tuned.json beside them with the best rate and the number of seeds of each method."""
     results.parent.mkdir(parents=True, exist_ok=True)
     with replacing(results) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
@@ -95,7 +97,9 @@ def write(results: Path, found: Found) -> None:
     for method, rate in sorted(found, key=lambda cell: float(found[cell]["val_choice"])):
         best[method] = rate
     best |= {method: best[other] for method, other in SAME.items() if other in best}
-    write_json(results.with_name("tuned.json"), {method: {"lr": float(rate)} for method, rate in sorted(best.items())})
+    rates = {method: {"lr": float(rate)} for method, rate in best.items()}
+    seeds = {method: {} if method in ALL_SEEDS else {"seeds": 1} for method in METHODS}
+    write_json(results.with_name("tuned.json"), {method: rates.get(method, {}) | seeds[method] for method in METHODS})
 
 
 if __name__ == "__main__":
