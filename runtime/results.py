@@ -185,6 +185,7 @@ class Analysis:
         known: Ids of the gallery's entries that were made from the same file.
         patients: Ids of the patients that the image may belong to. Not in `to_json`.
         operating_point: The operating point whose thresholds were used.
+        finding_vectors: Label -> float32 [D], of any length: the vector of its map (`evidence.finding_vectors`).
         query: float32 [D], unit norm: the vector that was searched for. It is the embedding, unless the search was for
             a region or refined.
         region: The part of the image that was searched for; None for the whole image.
