@@ -7,6 +7,7 @@ from typing import Any
 
 from cbmir.training.comparison.figures.sheet import ReportFigure
 from cbmir.training.comparison.report.render import contents, markdown
+from cbmir.training.rankings import CORRECTED
 
 HOSTILE = "<script>alert(1)</script>|*x*](http://evil.example)"
 LABELS = ["Mass", HOSTILE]
@@ -24,7 +25,7 @@ def gain(value: float, low: float, high: float, p: float) -> dict[str, Any]:
     """`minus_bce`: equal for all retrieval metrics, but over all queries the interval contains 0. AUC gains half."""
     one = fig(value, low, high, p=p / 2, p_holm=p)
     wide = fig(value, -1.0, 1.0, p=p, p_holm=p)
-    metrics = ("ndcg", "acg", "precision", "jaccard_ndcg", "corrected_ndcg")
+    metrics = ("ndcg", "acg", "precision", "jaccard_ndcg", *CORRECTED)
     columns = {POSITIVE: dict.fromkeys(metrics, one), EVERY: dict.fromkeys(metrics, wide)}
     return {"auc": fig(value / 2, low / 2, high / 2, p=p / 4, p_holm=p / 2), "parts": 2} | columns
 
@@ -38,7 +39,7 @@ def proxies_of(method: str) -> str:
 
 def row(method: str, ndcg: float, *, auc: float | None = 0.7, sd: float | None = 0.004, **more: Any) -> dict[str, Any]:
     measure = fig(ndcg, ndcg - 0.01, ndcg + 0.01, sd=sd)
-    names = ("ndcg", "acg", "precision", "jaccard_ndcg", "corrected_ndcg", "corrected_jaccard_ndcg")
+    names = ("ndcg", "acg", "precision", "jaccard_ndcg", *CORRECTED)
     column = {"queries": 12, "queries_left_out": 3} | dict.fromkeys(names, measure)
     share = {"queries": 12, "share": measure, "gallery": 0.25}
     interval = (None, None) if auc is None else (auc - 0.1, auc + 0.1)

@@ -6,13 +6,13 @@ are over patients, for these training runs; `sd`, over the seeds' means, shows h
 
 from __future__ import annotations
 
-import math
 import platform
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ Figure = dict[str, float | None]
 
 #: Metric -> column. The best method must lead in all of these, with every interval of a difference above 0.
 YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
-#: AUC and the metrics of the paper's charts, and all metrics with a value in each column.
-METRICS, BY_COLUMN = ("auc", *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
+#: The metrics of the sweeps' charts, and all metrics with a value in each column.
+METRICS, BY_COLUMN = ("auc", *CORRECTED, *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
 
@@ -58,31 +58,25 @@ def figures(pool: Pool) -> dict[str, Any]:
 
 
 def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Figure:
-    """Return `pool` minus `reference`, with an interval from common resamples.
+    """Return `pool` minus `reference`, with an interval from common resamples, and p from flipping the patients' signs
+    (`sign_flip_p`). AUC and corrected nDCG have no value per query, so their p comes from the bootstrap.
 
     Raises ValueError unless both have the same queries.
     """
     if pool.patients != reference.patients:
         raise ValueError("expected both methods to have answered the same queries")
     samples = pool.samples(metric, column) - reference.samples(metric, column)
-    return figure_of(pool.mean(metric, column) - reference.mean(metric, column), samples)
+    if metric in RETRIEVAL_METRICS:
+        p = sign_flip_p(pool.values(column, metric) - reference.values(column, metric), pool.patients)
+    else:
+        p = bootstrap_p(samples)
+    return figure_of(pool.mean(metric, column) - reference.mean(metric, column), samples) | {"p": or_none(p)}
 
 
-def differences(pool: Pool, reference: Pool) -> dict[str, Any]:
-    """Return `pool` minus `reference` (BCE), with interval, and p from flipping the patients' signs (`sign_flip_p`).
-
-    AUC and corrected nDCG have no value per query, so their p comes from the bootstrap.
-    """
-
-    def one(metric: str, column: str = "") -> dict[str, Any]:
-        if metric in RETRIEVAL_METRICS:
-            gain = pool.values(column, metric) - reference.values(column, metric)
-            p = sign_flip_p(gain, pool.patients)
-        else:
-            p = bootstrap_p(pool.samples(metric, column) - reference.samples(metric, column))
-        return difference(pool, reference, metric, column) | {"p": or_none(p)}
-
-    return {"auc": one("auc")} | {column: {m: one(m, column) for m in BY_COLUMN} for column in QUERIES}
+def differences(pool: Pool, reference: Pool, metrics: Sequence[str] = BY_COLUMN) -> dict[str, Any]:
+    """Return `difference` in AUC, and by column and metric."""
+    columns = {column: {m: difference(pool, reference, m, column) for m in metrics} for column in QUERIES}
+    return {"auc": difference(pool, reference, "auc")} | columns
 
 
 def best_method(
@@ -97,8 +91,8 @@ def best_method(
 
     Returns:
         `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all metrics, its
-            lead over each other method, by metric; without AUC for methods that lack it. `method`: its name if all of
-            these intervals are above 0, else None.
+            lead over each other method, as from `differences`; without AUC for methods that lack it. `method`: its
+            name if no lead is `unclear`, else None.
     """
     means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
              for metric, column in YARDSTICK.items()}  # fmt: skip
@@ -114,16 +108,18 @@ def best_method(
         first = next(iter(leaders.values()))
         for other in [name for name in pools if name != first]:
             own, reference = pair(first, other) if pair else (pools[first], pools[other])
-            compared = {metric: column for metric, column in YARDSTICK.items() if other in known[metric]}
-            found["differences"][other] = {m: difference(own, reference, m, column) for m, column in compared.items()}
-        clear = (is_above(gain) for gains in found["differences"].values() for gain in gains.values())
-        found["method"] = first if all(clear) else None
+            found["differences"][other] = lead = differences(own, reference, list(CORRECTED))
+            if other not in known["auc"]:
+                del lead["auc"]
+        correct(list(found["differences"].values()))
+        found["method"] = None if any(map(unclear, found["differences"].values())) else first
     return found
 
 
-def is_above(gain: Figure) -> bool:
-    """Return whether the interval of a difference is above 0."""
-    return gain["low"] is not None and gain["low"] > 0
+def unclear(lead: dict[str, Any]) -> list[str]:
+    """Return the metrics of the yardstick in which the interval of a lead is not above 0."""
+    own = {metric: lead[column][metric] if column else lead.get(metric) for metric, column in YARDSTICK.items()}
+    return [metric for metric, gain in own.items() if gain and not (gain["low"] or 0) > 0]
 
 
 def reference_rankings(pool: Pool) -> dict[str, Any]:
@@ -218,11 +214,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers]) -> list[dict[str, Any]]:
             }
         rows.append(row)
     for size in plan.sizes:
-        compared = [row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")]
-        _correct([one["auc"] for one in compared])
-        for column in QUERIES:
-            for metric in BY_COLUMN:
-                _correct([one[column][metric] for one in compared])
+        correct([row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")])
     return rows
 
 
@@ -238,11 +230,13 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
     return differences(_pool(both, answers), reference) | {"parts": len(both)}
 
 
-def _correct(compared: list[dict[str, Any]]) -> None:
-    """Add the Holm-corrected p to the differences of one metric."""
-    raw = [float("nan") if one["p"] is None else one["p"] for one in compared]
-    for one, p in zip(compared, holm(raw), strict=True):
-        one["p_holm"] = None if math.isnan(p) else p
+def correct(compared: Sequence[dict[str, Any]]) -> None:
+    """Add the Holm-corrected p to `differences` of several methods, separately for each metric."""
+    for column, metric in (("", "auc"), *product(QUERIES, BY_COLUMN)):
+        gains = [own[metric] for own in (one[column] if column else one for one in compared) if metric in own]
+        raw = [float("nan") if gain["p"] is None else gain["p"] for gain in gains]
+        for gain, p in zip(gains, holm(raw), strict=True):
+            gain["p_holm"] = or_none(p)
 
 
 def _references(plan: Plan, answers: dict[Cell, CellAnswers]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from cbmir.training.comparison.results import _best, best_method, differences, f
 from cbmir.training.evaluate import Vectors
 from cbmir.training.metrics import QUERIES, RetrievalValues
 from cbmir.training.pool import Pool
+from cbmir.training.rankings import CORRECTED
 
 NAN = float("nan")
 
@@ -125,9 +126,13 @@ def test_the_best_method_leads_in_all_three_metrics_with_intervals() -> None:
     pools = {name: Pool([part], [0]) for name, part in (("right", right), ("noisy", noisy), ("hash", no_scores))}
     found = best_method(pools)
     assert found["method"] == "right" and set(found["leaders"].values()) == {"right"}
-    assert found["differences"]["noisy"].keys() == {"auc", "corrected_ndcg", "corrected_jaccard_ndcg"}
+    noisier = found["differences"]["noisy"]
+    assert noisier["all queries"].keys() == noisier["positive queries"].keys() == CORRECTED.keys()
     assert "auc" not in found["differences"]["hash"], "where one has no AUC, there is none to compare"
-    assert found["differences"]["noisy"]["auc"]["value"] == pytest.approx(1)
+    assert noisier["auc"]["value"] == pytest.approx(1)
+    assert (noisier["auc"]["p"], noisier["auc"]["p_holm"]) == (2 / 1001, 2 / 1001), "the only AUC: nothing to correct"
+    one = noisier["all queries"]["corrected_ndcg"]
+    assert one["p"] < one["p_holm"] == pytest.approx(2 * 2 / 1001), "corrected for two methods"
 
     twin = best_method(pools | {"twin": Pool([right], [0])})
     assert twin["method"] is None and twin["differences"]["twin"]["auc"]["low"] == 0

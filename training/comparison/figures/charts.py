@@ -53,9 +53,9 @@ def draw_charts(results: Results, folder: Path) -> list[ReportFigure]:
     of_size = [row for row in swept if row["size"] == shown["size"]]
     for column in QUERIES:
         if len({row["size"] for row in rows}) > 1:
-            charts.append(_four_panels(results, usual, column, "training_images", folder))
+            charts.append(_panels(results, usual, column, "training_images", folder))
         if len({row["proxies"] for row in of_size}) > 1:
-            charts.append(_four_panels(results, of_size, column, "proxies", folder))
+            charts.append(_panels(results, of_size, column, "proxies", folder))
         if len({row["size"] for row in swept}) > 1 and len({row["proxies"] for row in swept}) > 1:
             charts.append(_over_both(results, swept, column, folder))
     return charts
@@ -152,8 +152,8 @@ def _draw_interval(axis: Axes, place: int, figure: dict[str, Any], paper: float 
         axis.plot(paper, place, "D", markerfacecolor="none", color=VERMILLION, markersize=5, label=label)
 
 
-def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder: Path) -> ReportFigure:
-    """Draw AUC, nDCG, ACG and precision over `x`, as in the paper."""
+def _panels(results: Results, rows: list[Row], column: str, x: str, folder: Path) -> ReportFigure:
+    """Draw the yardstick, and the paper's nDCG, ACG and precision, over `x`."""
     lines = by_method(rows)
     if x == "training_images":
         ticks, name, axis_title, title = _sizes(rows), "train-size", "training images", "training-set size"
@@ -166,15 +166,15 @@ def _four_panels(results: Results, rows: list[Row], column: str, x: str, folder:
     chart = ReportFigure(
         f"{name}{_SUFFIX[column]}",
         f"Results over {title}, {column}",
-        f"AUC, nDCG, ACG and precision {setting}. Retrieval is judged on {_MEANING[column]}; AUC is the same in both "
-        f"columns. {_BARS}",
+        f"AUC, corrected nDCG with both gains, nDCG, ACG and precision {setting}. Retrieval is judged on "
+        f"{_MEANING[column]}; AUC is the same in both columns. {_BARS}",
     )
-    with sheet(7.2, 5.6) as figure:
-        for axis, metric in zip(np.ravel(figure.subplots(2, 2, sharex=True)), METRICS, strict=True):
+    with sheet(10, 5.6) as figure:
+        for axis, metric in zip(np.ravel(figure.subplots(2, 3, sharex=True)), METRICS, strict=True):
             draw_lines(axis, lines, column, metric, x)
             _log_axis(axis, ticks, axis_title)
             axis.set(title=metric_title(results, metric))
-        for axis in figure.axes[:2]:
+        for axis in figure.axes[:3]:
             axis.set_xlabel("")
         figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(lines)))
         table = [_numbers(row, column, metric) for metric in METRICS for line in lines for row in line.rows]

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.protocols import PROTOCOLS, VALIDATION
 from cbmir.training.comparison.report import tables
 from cbmir.training.comparison.report.provenance import machine_table, options_table, selections_table, times_table
-from cbmir.training.comparison.results import LEAST, YARDSTICK, Results, headline, is_above, make_results, metric_title
+from cbmir.training.comparison.results import LEAST, YARDSTICK, Results, headline, make_results, metric_title, unclear
 from cbmir.training.metrics import QUERIES
 from cbmir.training.pool import RESAMPLES
 
@@ -106,9 +106,6 @@ def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-#: A difference is reported if its corrected p is smaller and its interval excludes 0.
-SIGNIFICANT = 0.05
-
 PATIENTS_NOTICE = (
     "Figures may show images of patients, and selections/ and cells/ contain their identifiers and decoded images. "
     "Protect this folder like the images."
@@ -127,14 +124,9 @@ def contents(results: Results, pictures: Sequence[ReportFigure]) -> dict[str, An
         "patients": " ".join([*results["notes"], NOT_A_DEVICE, PATIENTS_NOTICE]),
         "setting": _setting(results) if tables.is_sweep(results) else "",
         "best": best_statement(results),
-        "statements": [
-            *statements(results, "all queries", "corrected_ndcg"),
-            *(statement for column in QUERIES for statement in statements(results, column)),
-        ],
         "sources": [f"{m['title']}: {m['source']}. {m['chosen']}".strip() for m in results["methods"].values()],
         "tables": report_tables(results),
         "pictures": pictures,
-        "significant": SIGNIFICANT,
         "validation": VALIDATION,
         "resamples": RESAMPLES,
         "least": LEAST,
@@ -145,7 +137,7 @@ def report_tables(results: Results) -> dict[str, list[tables.Table]]:
     """Return all tables by section, in the order of the report."""
     breakdowns = (tables.finding_table(results), tables.retrieval_table(results), *tables.breakdown_tables(results))
     return {
-        "yardstick": [tables.yardstick_table(results)],
+        "yardstick": [tables.yardstick_table(results), *tables.difference_tables(results)],
         "lists": [tables.lists_table(results)] if any(row["finished"] for row in headline(results)) else [],
         "methods": [tables.main_table(results, column) for column in QUERIES],
         "sweeps": [tables.sweep_table(results, column) for column in QUERIES] if tables.is_sweep(results) else [],
@@ -188,36 +180,15 @@ def best_statement(results: Results) -> str:
         return f"{none} different methods lead, {', '.join(led)}."
     if not best["differences"]:
         return f"{none} only one method has finished all of its parts."
-    close = {
-        other: [metric_title(results, metric) for metric, gain in gains.items() if not is_above(gain)]
-        for other, gains in best["differences"].items()
-    }
-    others = "; ".join(f"{titles[other]} ({', '.join(names)})" for other, names in close.items() if names)
+    close = {other: unclear(lead) for other, lead in best["differences"].items()}
+    others = "; ".join(
+        f"{titles[other]} ({', '.join(metric_title(results, metric) for metric in metrics)})"
+        for other, metrics in close.items() if metrics
+    )  # fmt: skip
     return (
         f"{none} {titles[leaders['auc']]} has the highest AUC and corrected nDCGs, but intervals of its differences do "
         f"not lie above 0: {others}."
     )
-
-
-def statements(results: Results, column: str, metric: str = "ndcg") -> Iterator[str]:
-    """Yield sentences: which methods have a higher or lower nDCG than BCE, and which do not differ."""
-    found: dict[str, list[str]] = {"higher": [], "lower": [], "alike": []}
-    for row in headline(results):
-        if row.get("minus_bce") and row["minus_bce"][column][metric]["p_holm"] is not None:
-            found[_direction(row["minus_bce"][column][metric])].append(results["methods"][row["method"]]["title"])
-    words = {"higher": "higher than BCE's", "lower": "lower than BCE's", "alike": "indistinguishable from BCE's"}
-    what = f"{metric_title(results, metric)}, {column}"
-    if not any(found.values()):
-        yield f"{what}: no method could be compared with BCE."
-    for direction, titles in found.items():
-        if titles:
-            yield f"{what}, {words[direction]}: {'; '.join(titles)}."
-
-
-def _direction(gain: dict[str, float]) -> str:
-    if gain["p_holm"] >= SIGNIFICANT:
-        return "alike"
-    return "higher" if gain["low"] > 0 else "lower" if gain["high"] < 0 else "alike"
 
 
 def _setting(results: Results) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cbmir.labels import spelled
 from cbmir.training.comparison.plan import Cell, Part
@@ -13,9 +14,11 @@ from cbmir.training.evaluation_report import figure
 from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.rankings import CORRECTED
 
-METRICS = ("auc", *RETRIEVAL_METRICS)
-#: Metrics whose difference from BCE has its own columns.
-COMPARED = ("ndcg", "auc")
+#: Columns of the tables of the paper's metrics and of sweeps: metrics, and those whose difference from BCE is shown.
+PAPER = ("auc", *RETRIEVAL_METRICS), ("ndcg",)
+SWEPT = ("auc", *CORRECTED, *RETRIEVAL_METRICS), ("auc", "corrected_ndcg", "ndcg")
+#: The main measures: metric and column.
+MAIN = (("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED))
 REFERENCE_TITLES = {
     "random": "random ranking",
     "most labels": "images with most labels first",
@@ -117,25 +120,38 @@ def number(value: float | None, form: str = ",") -> TableCell:
 
 def yardstick_table(results: Results) -> Table:
     """Return AUC and nDCG corrected for chance, which determine the best method, and the calibration error."""
-    rows = headline(results)
-    shown = [("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED)]
+    rows, shown = headline(results), len(MAIN)
     cells = [
-        (TableCell(row_title(results, row)), *(measure(row[column][metric] if column else row[metric])
-                                               for metric, column in shown), measure(row["calibration_error"]))
-        if row["finished"] else (TableCell(row_title(results, row)), *[_unfinished(results, row)] * len(shown), NOTHING)
+        (TableCell(row_title(results, row)), *(measure(_figure(row, *one)) for one in MAIN),
+         measure(row["calibration_error"]))
+        if row["finished"] else (TableCell(row_title(results, row)), *[_unfinished(results, row)] * shown, NOTHING)
         for row in rows
     ]  # fmt: skip
     ignorant = (TableCell("any list that ignores the query"), measure({"value": None}))
-    cells.append((*ignorant, *[measure({"value": 0.0})] * (len(shown) - 1), NOTHING))
-    titles = (", ".join(filter(None, (metric_title(results, metric), column))) for metric, column in shown)
+    cells.append((*ignorant, *[measure({"value": 0.0})] * (shown - 1), NOTHING))
     error = Column(metric_title(results, "calibration_error"), ("",))
-    columns = (Column("method"), *(Column(title, MEASURE) for title in titles), error)
+    columns = (Column("method"), *(Column(title, MEASURE) for title in _main_titles(results)), error)
     note = (
         "nDCG corrected for chance is 0 for any list that ignores the query, and 1 for the best order. An image's "
         "Jaccard gain is the number of shared labels divided by the labels of either image."
     )
     notes = (note, *failures(results, rows))
-    return Table("yardstick", "Yardstick", columns, _mark_best(cells, rows, len(shown)), notes)
+    return Table("yardstick", "Yardstick", columns, _mark_best(cells, rows, shown), notes)
+
+
+def difference_tables(results: Results) -> list[Table]:
+    """Return the differences on the yardstick: the leader's lead over each other method, and each method minus BCE."""
+    best, methods = results["best"], results["methods"]
+    leads = {methods[m]["title"]: best["differences"][m] for m in methods if m in best["differences"]}
+    gains = {row_title(results, row): row["minus_bce"] for row in headline(results) if row.get("minus_bce")}
+    leader = methods[best["leaders"]["auc"]]["title"] if leads else ""
+    columns = (Column("method"), *_compared(_main_titles(results)))
+    shown = (("lead", f"{leader}: lead over each other method", leads), ("minus-bce", "Differences from BCE", gains))
+    return [
+        Table(name, title, columns, tuple((TableCell(row), *_differences(one, MAIN)) for row, one in rows.items()))
+        for name, title, rows in shown
+        if rows
+    ]
 
 
 def lists_table(results: Results) -> Table:
@@ -164,25 +180,25 @@ def lists_table(results: Results) -> Table:
 def main_table(results: Results, column: str) -> Table:
     """Return one row per method for one column of figures, and last the rankings that ignore the query."""
     rows, methods = headline(results), results["methods"]
-    given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
+    given = [metric for metric in PAPER[0] if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
     cells = [
         (
             TableCell(row_title(results, row)),
-            *_measures(results, row, column),
+            *_measures(results, row, column, PAPER),
             *(number(methods[row["method"]]["paper"].get(metric), ".2f") for metric in given),
         )
         for row in rows
     ]
     chance = results["references"].get(str(rows[0]["size"]), {}) if rows else {}
-    nothing = [NOTHING] * (2 * len(COMPARED) + len(given))
+    nothing = [NOTHING] * (2 + len(given))
     for name in REFERENCES:
         values = chance.get(f"{name}, {column}", {})
         measured = (measure({"value": values.get(metric)}) for metric in RETRIEVAL_METRICS)
         cells.append((TableCell(REFERENCE_TITLES[name]), measure({"value": None}), *measured, *nothing))
     return Table(
-        column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results), *paper),
-        _mark_best(cells, rows, len(METRICS)),
+        column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results, PAPER), *paper),
+        _mark_best(cells, rows, len(PAPER[0])),
         (_counts(rows, column, results["plan"]["seeds"]), *([PAPER_NOTE] if given else [])),
     )  # fmt: skip
 
@@ -191,12 +207,13 @@ def sweep_table(results: Results, column: str) -> Table:
     """Return one row per method, training-set size and number of proxies."""
     rows = ordered(results)
     cells = tuple(
-        (TableCell(row_title(results, row)), _size(row), _proxies(row), *_measures(results, row, column))
+        (TableCell(row_title(results, row)), _size(row), _proxies(row), *_measures(results, row, column, SWEPT))
         for row in rows
     )
-    columns = (Column("method"), Column("training images", ("",)), Column("proxies per class", ("",)))
     name = f"sweep-{column.replace(' ', '-')}"
-    return Table(name, f"Sweep, {column}", (*columns, *_columns(results)), cells, tuple(failures(results, rows)))
+    columns = (Column("method"), Column("training images", ("",)), Column("proxies per class", ("",)))
+    swept = _columns(results, SWEPT)
+    return Table(name, f"Sweep, {column}", (*columns, *swept), cells, tuple(failures(results, rows)))
 
 
 def finding_table(results: Results) -> Table:
@@ -247,37 +264,52 @@ def breakdown_tables(results: Results) -> Iterator[Table]:
                 yield Table(f"{attribute}-{column.replace(' ', '-')}", name, (Column("method"), *columns), cells)
 
 
-def _columns(results: Results) -> tuple[Column, ...]:
-    measured = (Column(metric_title(results, metric), MEASURE) for metric in METRICS)
-    gains = (f"{metric_title(results, metric)} \N{MINUS SIGN} BCE" for metric in COMPARED)
-    # in a CSV file, the title of the difference distinguishes the two p columns
-    compared = ((Column(gain, MEASURE[:3]), Column("p (Holm)", (f" of {gain}",))) for gain in gains)
-    return (*measured, *(column for pair in compared for column in pair))
+def _main_titles(results: Results) -> list[str]:
+    return [", ".join(filter(None, (metric_title(results, metric), column))) for metric, column in MAIN]
 
 
-def _measures(results: Results, row: Row, column: str) -> list[TableCell]:
+def _columns(results: Results, shown: tuple[Sequence[str], Sequence[str]]) -> tuple[Column, ...]:
+    metrics, compared = ([metric_title(results, metric) for metric in one] for one in shown)
+    gains = _compared([f"{title} \N{MINUS SIGN} BCE" for title in compared])
+    return (*(Column(title, MEASURE) for title in metrics), *gains)
+
+
+def _compared(titles: Sequence[str]) -> Iterator[Column]:
+    """Yield the columns of differences. In a CSV file, the title of the difference distinguishes the p columns."""
+    for title in titles:
+        yield Column(title, MEASURE[:3])
+        yield Column("p (Holm)", (f" of {title}",))
+
+
+def _measures(results: Results, row: Row, column: str, shown: tuple[Sequence[str], Sequence[str]]) -> list[TableCell]:
+    metrics, compared = shown
     if not row["finished"]:
-        return [*[_unfinished(results, row)] * len(METRICS), *[NOTHING] * 2 * len(COMPARED)]
-    measured = [measure(row["auc"]), *(measure(row[column][metric]) for metric in RETRIEVAL_METRICS)]
-    return [*measured, *(cell for metric in COMPARED for cell in _difference(row, column, metric))]
+        return [*[_unfinished(results, row)] * len(metrics), *[NOTHING] * 2 * len(compared)]
+    measured = [measure(_figure(row, metric, column)) for metric in metrics]
+    if row["method"] == "bce":
+        return [*measured, *[TableCell("reference"), NOTHING] * len(compared)]
+    if row["minus_bce"] is None:
+        return [*measured, *[NOTHING] * 2 * len(compared)]
+    return [*measured, *_differences(row["minus_bce"], [(metric, column) for metric in compared], row["finished"])]
 
 
 def _unfinished(results: Results, row: Row) -> TableCell:
     return TableCell("failed" if any(failures(results, [row])) else "not finished")
 
 
-def _difference(row: Row, column: str, metric: str) -> tuple[TableCell, TableCell]:
-    if row["method"] == "bce":
-        return TableCell("reference"), NOTHING
-    if row["minus_bce"] is None:
-        return NOTHING, NOTHING
-    minus, parts = row["minus_bce"], row["minus_bce"]["parts"]
-    gain = minus["auc"] if metric == "auc" else minus[column][metric]
-    cell = measure(gain, signed=True)
-    if parts < row["finished"]:
-        cell = replace(cell, detail=f"{cell.detail} on {parts} of {row['finished']} parts")
-    p = gain["p_holm"]
-    return cell, NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
+def _figure(figures: dict[str, Any], metric: str, column: str) -> dict[str, Any]:
+    """Return a figure of a row or of `differences`; AUC is the same in both columns."""
+    figure: dict[str, Any] = figures.get("auc", {"value": None}) if metric == "auc" else figures[column][metric]
+    return figure
+
+
+def _differences(gains: dict[str, Any], shown: Sequence[tuple[str, str]], finished: int = 0) -> Iterator[TableCell]:
+    """Yield each difference and its corrected p; with the number of parts, if it covers fewer than are finished."""
+    for metric, column in shown:
+        gain = _figure(gains, metric, column)
+        cell, p, parts = measure(gain, signed=True), gain.get("p_holm"), gains.get("parts", finished)
+        yield cell if parts >= finished else replace(cell, detail=f"{cell.detail} on {parts} of {finished} parts")
+        yield NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
 
 
 def _size(row: Row) -> TableCell:

@@ -15,6 +15,7 @@ from cbmir.training.comparison.figures.sheet import ReportFigure, sheet
 from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Plan
 from cbmir.training.comparison.results import make_results
+from cbmir.training.rankings import CORRECTED
 
 COLUMNS = ("positive queries", "all queries")
 
@@ -32,7 +33,7 @@ def row(method: str, size: int, proxies: str, value: float, auc: float | None = 
             "ndcg": figure(value + place / 10),
             "acg": figure(0.4 + place / 10),
             "precision": figure(0.8 + place / 10),
-            "corrected_ndcg": figure(value / 2),
+            **dict.fromkeys(CORRECTED, figure(value / 2)),
         }
         for place, column in enumerate(COLUMNS)
     }
@@ -121,7 +122,7 @@ def test_factorial_has_every_chart_for_both_columns(tmp_path: Path) -> None:
     assert {n["training_images"] for n in proxies} == {"200"}
     both = read(tmp_path, "size-and-proxies")
     assert len(both) == 8 and {n["queries"] for n in both} == {"positive queries"}
-    assert {n["metric"] for n in read(tmp_path, "train-size")} == {"auc", "ndcg", "acg", "precision"}
+    assert {n["metric"] for n in read(tmp_path, "train-size")} == {"auc", *CORRECTED, "ndcg", "acg", "precision"}
     compared = [n for n in read(tmp_path, "comparison") if n["kind"] == "measured"]  # largest size, paper's proxies
     assert {(n["training_images"], n["proxies_per_class"]) for n in compared} == {("200", ""), ("200", "2")}
 

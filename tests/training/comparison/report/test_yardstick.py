@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmark_results import DASH, HOSTILE, fig, lines_of, make
+from benchmark_results import DASH, EVERY, HOSTILE, POSITIVE, fig, lines_of, make, row
 from cbmir.training.comparison.report.render import best_statement
-from cbmir.training.comparison.report.tables import lists_table, retrieval_table
+from cbmir.training.comparison.report.tables import difference_tables, lists_table, retrieval_table
+from cbmir.training.rankings import CORRECTED
 
 
 def test_the_yardstick_comes_first_and_says_why_a_method_failed() -> None:
@@ -37,23 +38,45 @@ def test_retrieval_by_finding() -> None:
     ]  # fmt: skip
 
 
+CLEAR, CLOSE = fig(0.1, 0.05, 0.2, p_holm=0.002), fig(0.1, -0.05, 0.2, p_holm=0.5)
+
+
+def lead(all_queries: dict[str, Any] = CLEAR, **auc: Any) -> dict[str, Any]:
+    """`differences` of the leader; over positive queries, which do not decide, the interval contains 0."""
+    return {EVERY: dict.fromkeys(CORRECTED, all_queries), POSITIVE: dict.fromkeys(CORRECTED, CLOSE), **auc}
+
+
+def test_differences_of_the_leader_and_from_bce() -> None:
+    best = {"method": None, "leaders": {"auc": "proxy"}, "differences": {"bce": lead(auc=CLEAR), "ssh": lead()}}
+    leads, minus_bce = difference_tables(make(best=best))
+    assert (leads.name, leads.title) == ("lead", "PROXY: lead over each other method")
+    assert [column.title for column in leads.columns][:5] == [
+        "method", "AUC", "p (Holm)", "corrected nDCG@100, all queries", "p (Holm)",
+    ]  # fmt: skip
+    titles = next(leads.records())
+    assert titles[4] == "p (Holm) of AUC" and len(set(titles)) == len(titles)
+    rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in leads.rows}
+    assert rows["BCE"] == ["+0.100", "0.002"] * 3 + ["+0.100", "0.500"] * 2
+    assert rows["SSH"][:4] == ["n/a", DASH, "+0.100", "0.002"], "it has no AUC"
+    assert (minus_bce.name, minus_bce.title) == ("minus-bce", "Differences from BCE")
+    rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in minus_bce.rows}
+    assert list(rows) == ["TEXTURE", "ML-PROXY-NCA (1 of 2 parts)", "PROXY", "PROXY-AUTO"]
+    assert rows["PROXY"] == ["+0.025", "0.020"] + ["+0.050", "0.040"] * 4
+    assert difference_tables(make(rows=[row("bce", 0.2)])) == []
+
+
 def test_statement_about_the_best_method() -> None:
-    metrics = ("auc", "corrected_ndcg", "corrected_jaccard_ndcg")
-    led, clear, close = dict.fromkeys(metrics, "proxy"), fig(0.1, 0.05, 0.2), fig(0.1, -0.05, 0.2)
+    led = dict.fromkeys(("auc", *CORRECTED), "proxy")
 
     def said(method: str | None, leaders: dict[str, str], differences: dict[str, Any]) -> str:
         best = {"method": method, "leaders": leaders, "differences": differences}
         return best_statement(make(best=best))
 
-    assert said("proxy", led, {"bce": dict.fromkeys(metrics, clear)}).startswith("Best: PROXY. It leads every other")
-    others = {
-        "bce": {"auc": close, "corrected_ndcg": clear},
-        "ssh": {"corrected_ndcg": clear},
-        "texture": {"auc": close},
-    }
+    assert said("proxy", led, {"bce": lead(auc=CLEAR)}).startswith("Best: PROXY. It leads every other")
+    others = {"bce": lead(auc=CLOSE), "ssh": lead(), "texture": lead(CLOSE, auc=CLEAR)}
     assert said(None, led, others) == (
         "No method is called best: PROXY has the highest AUC and corrected nDCGs, but intervals of its differences do "
-        "not lie above 0: BCE (AUC); TEXTURE (AUC)."
+        "not lie above 0: BCE (AUC); TEXTURE (corrected nDCG@100, corrected Jaccard nDCG@100)."
     )
     assert said(None, led | {"auc": "bce"}, {}) == (
         "No method is called best: different methods lead, in AUC BCE, in corrected nDCG@100 PROXY, in corrected "
