@@ -28,7 +28,7 @@ from cbmir.training.comparison.methods.registry import METHODS
 from cbmir.training.comparison.plan import Cell, Part, Plan, selection_path
 from cbmir.training.comparison.protocols import PROTOCOLS
 from cbmir.training.evaluation_report import metric_title as title_of
-from cbmir.training.metrics import PAPER_METRICS, QUERIES, REFERENCES, RETRIEVAL_METRICS, Floats
+from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS, Floats
 from cbmir.training.pool import Pool, figure_of, mean_figure, or_none
 from cbmir.training.rankings import CORRECTED
 
@@ -42,8 +42,8 @@ Figure = dict[str, float | None]
 
 #: Metric -> column. The best method must lead in all of these, with every interval of a difference above 0.
 YARDSTICK = {"auc": "", **dict.fromkeys(CORRECTED, "all queries")}
-#: The metrics of the sweeps' charts, and all metrics with a value in each column.
-METRICS, BY_COLUMN = ("auc", *CORRECTED, *PAPER_METRICS), (*RETRIEVAL_METRICS, *CORRECTED)
+#: All metrics with a value in each column.
+BY_COLUMN = (*RETRIEVAL_METRICS, *CORRECTED)
 _LIBRARIES = ("torch", "torchvision", "lightning", "timm", "scikit-learn", "numpy")
 
 
@@ -73,10 +73,17 @@ def difference(pool: Pool, reference: Pool, metric: str, column: str = "") -> Fi
     return figure_of(pool.mean(metric, column) - reference.mean(metric, column), samples) | {"p": or_none(p)}
 
 
-def differences(pool: Pool, reference: Pool, metrics: Sequence[str] = BY_COLUMN) -> dict[str, Any]:
-    """Return `difference` in AUC, and by column and metric."""
+def differences(pool: Pool, reference: Pool, *, auc: bool, metrics: Sequence[str] = BY_COLUMN) -> dict[str, Any]:
+    """Return each `difference`, in AUC if wanted and by column and metric; and the number of parts."""
     columns = {column: {m: difference(pool, reference, m, column) for m in metrics} for column in QUERIES}
-    return {"auc": difference(pool, reference, "auc")} | columns
+    first = {"auc": difference(pool, reference, "auc")} if auc else {}
+    return first | columns | {"parts": len(pool.parts)}
+
+
+def figure_in(figures: dict[str, Any], metric: str, column: str) -> Figure:
+    """Return a figure of a row or of `differences`; AUC is the same in both columns, and may be missing."""
+    figure: Figure = figures.get("auc", {"value": None}) if metric == "auc" else figures[column][metric]
+    return figure
 
 
 def best_method(
@@ -91,8 +98,8 @@ def best_method(
 
     Returns:
         `leaders`: metric -> the method with the highest value. `differences`: if one method leads in all metrics, its
-            lead over each other method, as from `differences`; without AUC for methods that lack it. `method`: its
-            name if no lead is `unclear`, else None.
+            lead over each other method (`differences`, with p corrected for their number); without AUC for methods
+            that lack it. `method`: its name if no lead is `unclear`, else None.
     """
     means = {metric: {name: pool.mean(metric, column) for name, pool in pools.items()}
              for metric, column in YARDSTICK.items()}  # fmt: skip
@@ -108,18 +115,20 @@ def best_method(
         first = next(iter(leaders.values()))
         for other in [name for name in pools if name != first]:
             own, reference = pair(first, other) if pair else (pools[first], pools[other])
-            found["differences"][other] = lead = differences(own, reference, list(CORRECTED))
-            if other not in known["auc"]:
-                del lead["auc"]
-        correct(list(found["differences"].values()))
+            has_auc = other in known["auc"]
+            found["differences"][other] = differences(own, reference, auc=has_auc, metrics=list(CORRECTED))
+        _correct(list(found["differences"].values()))
         found["method"] = None if any(map(unclear, found["differences"].values())) else first
     return found
 
 
 def unclear(lead: dict[str, Any]) -> list[str]:
-    """Return the metrics of the yardstick in which the interval of a lead is not above 0."""
-    own = {metric: lead[column][metric] if column else lead.get(metric) for metric, column in YARDSTICK.items()}
-    return [metric for metric, gain in own.items() if gain and not (gain["low"] or 0) > 0]
+    """Return the metrics of the yardstick in which the interval of a lead is not above 0.
+
+    A method is best only if all of these are above 0, so they need no correction for their number.
+    """
+    own = {metric: figure_in(lead, metric, column) for metric, column in YARDSTICK.items() if metric in lead or column}
+    return [metric for metric, gain in own.items() if (gain["low"] or 0) <= 0]
 
 
 def reference_rankings(pool: Pool) -> dict[str, Any]:
@@ -214,7 +223,7 @@ def _rows(plan: Plan, answers: dict[Cell, CellAnswers]) -> list[dict[str, Any]]:
             }
         rows.append(row)
     for size in plan.sizes:
-        correct([row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")])
+        _correct([row["minus_bce"] for row in rows if row["size"] == size and row.get("minus_bce")])
     return rows
 
 
@@ -227,10 +236,11 @@ def _minus_bce(cells: list[Cell], answers: dict[Cell, CellAnswers]) -> dict[str,
     if not both:
         return None
     reference = _pool([Cell(cell.part, "bce") for cell in both], answers)
-    return differences(_pool(both, answers), reference) | {"parts": len(both)}
+    # a method that needs BCE has BCE's scores
+    return differences(_pool(both, answers), reference, auc=not METHODS[cells[0].method].needs_bce)
 
 
-def correct(compared: Sequence[dict[str, Any]]) -> None:
+def _correct(compared: Sequence[dict[str, Any]]) -> None:
     """Add the Holm-corrected p to `differences` of several methods, separately for each metric."""
     for column, metric in (("", "auc"), *product(QUERIES, BY_COLUMN)):
         gains = [own[metric] for own in (one[column] if column else one for one in compared) if metric in own]

@@ -9,7 +9,7 @@ import pytest
 
 from cbmir.training.comparison.cells import CellAnswers
 from cbmir.training.comparison.plan import Cell, Part, Plan
-from cbmir.training.comparison.results import _best, best_method, differences, figures, reference_rankings
+from cbmir.training.comparison.results import _best, _correct, best_method, differences, figures, reference_rankings
 from cbmir.training.evaluate import Vectors
 from cbmir.training.metrics import QUERIES, RetrievalValues
 from cbmir.training.pool import Pool
@@ -74,13 +74,29 @@ def test_difference_to_bce_is_paired_and_by_patient() -> None:
     base = [0.1, 0.5, 0.3, 0.9, 0.2, 0.4]
     patients = list("aabcde")
     bce, own = (Pool([answers(values, patients)], [0]) for values in (base, [v + 0.1 for v in base]))
-    found = differences(own, bce)["positive queries"]["ndcg"]
+    found = differences(own, bce, auc=True)["positive queries"]["ndcg"]
     assert [found[name] for name in ("value", "low", "high")] == pytest.approx([0.1] * 3)
     assert found["p"] == pytest.approx(2 / 2**5, abs=0.01)
-    assert differences(own, bce)["auc"]["p"] == 1
-    assert differences(own, bce)["auc"]["value"] == 0
+    assert differences(own, bce, auc=True)["auc"]["p"] == 1
+    assert differences(own, bce, auc=True)["auc"]["value"] == 0
     with pytest.raises(ValueError, match="same queries"):
-        differences(own, Pool([answers(base, list("zabcde"))], [0]))
+        differences(own, Pool([answers(base, list("zabcde"))], [0]), auc=True)
+
+
+def test_p_is_corrected_by_metric_and_column() -> None:
+    """By hand: of .01, .02 and .04, the smallest is multiplied by 3 and the next by 2; a missing p does not count."""
+    every = {
+        "auc": (0.01, None, 0.04), ("all queries", "ndcg"): (0.01, 0.04, 0.02),
+        ("positive queries", "corrected_ndcg"): (0.5, None, 0.7),
+    }  # fmt: skip
+    compared: list[dict[str, Any]] = [
+        {"auc": {"p": every["auc"][i]}} | {c: {m: {"p": every[c, m][i]}} for c, m in list(every)[1:]} for i in range(3)
+    ]
+    del compared[1]["auc"]
+    _correct(compared)
+    assert [one["auc"]["p_holm"] for one in compared if "auc" in one] == [0.02, 0.04]
+    assert [one["all queries"]["ndcg"]["p_holm"] for one in compared] == [0.03, 0.04, 0.04]
+    assert [one["positive queries"]["corrected_ndcg"]["p_holm"] for one in compared] == [1, None, 1]
 
 
 def test_breakdown_by_view_and_source_leaves_small_groups_out() -> None:
@@ -128,6 +144,7 @@ def test_the_best_method_leads_in_all_three_metrics_with_intervals() -> None:
     assert found["method"] == "right" and set(found["leaders"].values()) == {"right"}
     noisier = found["differences"]["noisy"]
     assert noisier["all queries"].keys() == noisier["positive queries"].keys() == CORRECTED.keys()
+    assert noisier["parts"] == 1
     assert "auc" not in found["differences"]["hash"], "where one has no AUC, there is none to compare"
     assert noisier["auc"]["value"] == pytest.approx(1)
     assert (noisier["auc"]["p"], noisier["auc"]["p_holm"]) == (2 / 1001, 2 / 1001), "the only AUC: nothing to correct"

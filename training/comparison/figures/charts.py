@@ -15,8 +15,9 @@ import numpy as np
 
 from cbmir.training.comparison.figures.sheet import BLACK, COLOURS, GREY, VERMILLION, ReportFigure, save, sheet
 from cbmir.training.comparison.methods.registry import METHODS
-from cbmir.training.comparison.results import METRICS, Results, Row, headline, metric_title
-from cbmir.training.metrics import QUERIES
+from cbmir.training.comparison.results import Results, Row, figure_in, headline, metric_title
+from cbmir.training.metrics import PAPER_METRICS, QUERIES
+from cbmir.training.rankings import CORRECTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 #: The columns of a chart's CSV; `kind` is measured, paper (the paper's own figure) or random (a random ranking).
 HEADER = ("kind", "method", "training_images", "proxies_per_class", "queries", "metric", "value", "low", "high", "sd")
 
+#: The metrics of a sweep's charts: the yardstick's and the paper's.
+_METRICS = ("auc", *CORRECTED, *PAPER_METRICS)
 _MEANING = {
     "positive queries": "queries with at least one finding",
     "all queries": "all queries (no finding counts as a label of its own)",
@@ -88,7 +91,7 @@ def draw_lines(axis: Axes, lines: Sequence[Line], column: str, metric: str, x: s
     """Draw a metric over the rows' `x`, with error bars; missing values are left out."""
     for number, line in enumerate(lines):
         aside = 1.025 ** (number - (len(lines) - 1) / 2)  # a factor, since the axis is logarithmic
-        points = [(int(row[x]) * aside, _figure(row, column, metric)) for row in line.rows]
+        points = [(int(row[x]) * aside, figure_in(row, metric, column)) for row in line.rows]
         known = sorted((at, figure["value"], *_reach(figure)) for at, figure in points if figure["value"] is not None)
         if known:
             at, value, below, above = zip(*known, strict=True)
@@ -109,7 +112,7 @@ def _comparison(results: Results, shown: list[Row], folder: Path) -> ReportFigur
         for axis, (metric, column, random) in zip(axes, panels, strict=True):
             for place, row in enumerate(shown):
                 paper = results["methods"][row["method"]]["paper"].get(metric) if column != "all queries" else None
-                _draw_interval(axis, place, _figure(row, column, metric), paper)
+                _draw_interval(axis, place, figure_in(row, metric, column), paper)
                 table.append(_numbers(row, column, metric))
                 if paper is not None:
                     table.append(("paper", row["method"], "", "", column, metric, paper, "", "", ""))
@@ -170,14 +173,14 @@ def _panels(results: Results, rows: list[Row], column: str, x: str, folder: Path
         f"{_MEANING[column]}; AUC is the same in both columns. {_BARS}",
     )
     with sheet(10, 5.6) as figure:
-        for axis, metric in zip(np.ravel(figure.subplots(2, 3, sharex=True)), METRICS, strict=True):
+        for axis, metric in zip(np.ravel(figure.subplots(2, 3, sharex=True)), _METRICS, strict=True):
             draw_lines(axis, lines, column, metric, x)
             _log_axis(axis, ticks, axis_title)
             axis.set(title=metric_title(results, metric))
         for axis in figure.axes[:3]:
             axis.set_xlabel("")
         figure.legend(*figure.axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=min(4, len(lines)))
-        table = [_numbers(row, column, metric) for metric in METRICS for line in lines for row in line.rows]
+        table = [_numbers(row, column, metric) for metric in _METRICS for line in lines for row in line.rows]
         return save(figure, chart, folder, HEADER, table)
 
 
@@ -218,15 +221,9 @@ def _log_axis(axis: Axes, ticks: Sequence[int], label: str) -> None:
     axis.grid(axis="y")
 
 
-def _figure(row: Row, column: str, metric: str) -> dict[str, Any]:
-    """Return a figure of a row: {"value", "low", "high", "sd"}; AUC is the same in both columns."""
-    figure: dict[str, Any] = row["auc"] if metric == "auc" else row[column][metric]
-    return figure
-
-
 def _numbers(row: Row, column: str, metric: str) -> tuple[Any, ...]:
     """Return a figure as a row of the CSV (`HEADER`)."""
-    figure = _figure(row, column, metric)
+    figure = figure_in(row, metric, column)
     own = (row["method"], row["training_images"], row["proxies"], "" if metric == "auc" else column, metric)
     return ("measured", *own, figure["value"], figure["low"], figure["high"], figure["sd"])
 

@@ -139,7 +139,7 @@ def report_tables(results: Results) -> dict[str, list[tables.Table]]:
     return {
         "yardstick": [tables.yardstick_table(results), *tables.difference_tables(results)],
         "lists": [tables.lists_table(results)] if any(row["finished"] for row in headline(results)) else [],
-        "methods": [tables.main_table(results, column) for column in QUERIES],
+        "methods": [tables.paper_table(results, column) for column in QUERIES],
         "sweeps": [tables.sweep_table(results, column) for column in QUERIES] if tables.is_sweep(results) else [],
         "breakdowns": [table for table in breakdowns if table.rows],
         "provenance": [selections_table(results), options_table(results), machine_table(results), times_table(results)],

@@ -9,16 +9,18 @@ from typing import Any
 
 from cbmir.labels import spelled
 from cbmir.training.comparison.plan import Cell, Part
-from cbmir.training.comparison.results import Results, Row, headline, metric_title, ordered
+from cbmir.training.comparison.results import Results, Row, figure_in, headline, metric_title, ordered
 from cbmir.training.evaluation_report import figure
 from cbmir.training.metrics import QUERIES, REFERENCES, RETRIEVAL_METRICS
 from cbmir.training.rankings import CORRECTED
 
-#: Columns of the tables of the paper's metrics and of sweeps: metrics, and those whose difference from BCE is shown.
-PAPER = ("auc", *RETRIEVAL_METRICS), ("ndcg",)
-SWEPT = ("auc", *CORRECTED, *RETRIEVAL_METRICS), ("auc", "corrected_ndcg", "ndcg")
+METRICS = ("auc", *RETRIEVAL_METRICS)
+SWEPT = ("auc", *CORRECTED, *RETRIEVAL_METRICS)
+#: Metrics whose difference from BCE stands in the same table.
+COMPARED = ("corrected_ndcg", "ndcg")
 #: The main measures: metric and column.
 MAIN = (("auc", ""), *((metric, column) for column in reversed(QUERIES) for metric in CORRECTED))
+P, MINUS_BCE = "p (Holm)", " \N{MINUS SIGN} BCE"
 REFERENCE_TITLES = {
     "random": "random ranking",
     "most labels": "images with most labels first",
@@ -122,7 +124,7 @@ def yardstick_table(results: Results) -> Table:
     """Return AUC and nDCG corrected for chance, which determine the best method, and the calibration error."""
     rows, shown = headline(results), len(MAIN)
     cells = [
-        (TableCell(row_title(results, row)), *(measure(_figure(row, *one)) for one in MAIN),
+        (TableCell(row_title(results, row)), *(measure(figure_in(row, *one)) for one in MAIN),
          measure(row["calibration_error"]))
         if row["finished"] else (TableCell(row_title(results, row)), *[_unfinished(results, row)] * shown, NOTHING)
         for row in rows
@@ -130,7 +132,7 @@ def yardstick_table(results: Results) -> Table:
     ignorant = (TableCell("any list that ignores the query"), measure({"value": None}))
     cells.append((*ignorant, *[measure({"value": 0.0})] * (shown - 1), NOTHING))
     error = Column(metric_title(results, "calibration_error"), ("",))
-    columns = (Column("method"), *(Column(title, MEASURE) for title in _main_titles(results)), error)
+    columns = (Column("method"), *(Column(title, MEASURE) for title in _main_titles(results, "")), error)
     note = (
         "nDCG corrected for chance is 0 for any list that ignores the query, and 1 for the best order. An image's "
         "Jaccard gain is the number of shared labels divided by the labels of either image."
@@ -139,19 +141,20 @@ def yardstick_table(results: Results) -> Table:
     return Table("yardstick", "Yardstick", columns, _mark_best(cells, rows, shown), notes)
 
 
-def difference_tables(results: Results) -> list[Table]:
-    """Return the differences on the yardstick: the leader's lead over each other method, and each method minus BCE."""
-    best, methods = results["best"], results["methods"]
-    leads = {methods[m]["title"]: best["differences"][m] for m in methods if m in best["differences"]}
-    gains = {row_title(results, row): row["minus_bce"] for row in headline(results) if row.get("minus_bce")}
-    leader = methods[best["leaders"]["auc"]]["title"] if leads else ""
-    columns = (Column("method"), *_compared(_main_titles(results)))
-    shown = (("lead", f"{leader}: lead over each other method", leads), ("minus-bce", "Differences from BCE", gains))
-    return [
-        Table(name, title, columns, tuple((TableCell(row), *_differences(one, MAIN)) for row, one in rows.items()))
-        for name, title, rows in shown
-        if rows
-    ]
+def difference_tables(results: Results) -> Iterator[Table]:
+    """Yield the differences on the yardstick: the leader's lead over each other method, and each method minus BCE."""
+    rows, methods, best = headline(results), results["methods"], results["best"]
+    leads = [(methods[m]["title"], best["differences"][m]) for m in methods if m in best["differences"]]
+    if leads:
+        (finished,) = (row["finished"] for row in rows if row["method"] == best["leaders"]["auc"])
+        title = f"{methods[best['leaders']['auc']]['title']}: lead over each other finished method"
+        cells = ((TableCell(name), *_differences(lead, MAIN, finished)) for name, lead in leads)
+        yield Table("lead", title, (Column("method"), *_compared(_main_titles(results, " lead"))), tuple(cells))
+    gains = [(row_title(results, row), row["minus_bce"], row["finished"]) for row in rows if row.get("minus_bce")]
+    if gains:
+        cells = ((TableCell(name), *_differences(gain, MAIN, finished)) for name, gain, finished in gains)
+        columns = (Column("method"), *_compared(_main_titles(results, MINUS_BCE)))
+        yield Table("minus-bce", "Differences from BCE", columns, tuple(cells))
 
 
 def lists_table(results: Results) -> Table:
@@ -177,15 +180,15 @@ def lists_table(results: Results) -> Table:
     return Table("lists", "Contents of the lists", (Column("method"), *columns), tuple(cells), (note,))
 
 
-def main_table(results: Results, column: str) -> Table:
+def paper_table(results: Results, column: str) -> Table:
     """Return one row per method for one column of figures, and last the rankings that ignore the query."""
     rows, methods = headline(results), results["methods"]
-    given = [metric for metric in PAPER[0] if any(metric in methods[row["method"]]["paper"] for row in rows)]
+    given = [metric for metric in METRICS if any(metric in methods[row["method"]]["paper"] for row in rows)]
     paper = tuple(Column(f"paper's own {metric_title(results, metric)}", ("",)) for metric in given)
     cells = [
         (
             TableCell(row_title(results, row)),
-            *_measures(results, row, column, PAPER),
+            *_measures(results, row, column, METRICS),
             *(number(methods[row["method"]]["paper"].get(metric), ".2f") for metric in given),
         )
         for row in rows
@@ -197,8 +200,8 @@ def main_table(results: Results, column: str) -> Table:
         measured = (measure({"value": values.get(metric)}) for metric in RETRIEVAL_METRICS)
         cells.append((TableCell(REFERENCE_TITLES[name]), measure({"value": None}), *measured, *nothing))
     return Table(
-        column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results, PAPER), *paper),
-        _mark_best(cells, rows, len(PAPER[0])),
+        column.replace(" ", "-"), column.capitalize(), (Column("method"), *_columns(results, METRICS), *paper),
+        _mark_best(cells, rows, len(METRICS)),
         (_counts(rows, column, results["plan"]["seeds"]), *([PAPER_NOTE] if given else [])),
     )  # fmt: skip
 
@@ -264,50 +267,44 @@ def breakdown_tables(results: Results) -> Iterator[Table]:
                 yield Table(f"{attribute}-{column.replace(' ', '-')}", name, (Column("method"), *columns), cells)
 
 
-def _main_titles(results: Results) -> list[str]:
-    return [", ".join(filter(None, (metric_title(results, metric), column))) for metric, column in MAIN]
+def _main_titles(results: Results, ending: str) -> list[str]:
+    return [", ".join(filter(None, (metric_title(results, metric) + ending, column))) for metric, column in MAIN]
 
 
-def _columns(results: Results, shown: tuple[Sequence[str], Sequence[str]]) -> tuple[Column, ...]:
-    metrics, compared = ([metric_title(results, metric) for metric in one] for one in shown)
-    gains = _compared([f"{title} \N{MINUS SIGN} BCE" for title in compared])
-    return (*(Column(title, MEASURE) for title in metrics), *gains)
+def _columns(results: Results, metrics: Sequence[str]) -> tuple[Column, ...]:
+    measured = (Column(metric_title(results, metric), MEASURE) for metric in metrics)
+    gains = [metric_title(results, metric) + MINUS_BCE for metric in metrics if metric in COMPARED]
+    return (*measured, *_compared(gains))
 
 
 def _compared(titles: Sequence[str]) -> Iterator[Column]:
     """Yield the columns of differences. In a CSV file, the title of the difference distinguishes the p columns."""
     for title in titles:
         yield Column(title, MEASURE[:3])
-        yield Column("p (Holm)", (f" of {title}",))
+        yield Column(P, (f" of {title}",))
 
 
-def _measures(results: Results, row: Row, column: str, shown: tuple[Sequence[str], Sequence[str]]) -> list[TableCell]:
-    metrics, compared = shown
+def _measures(results: Results, row: Row, column: str, metrics: Sequence[str]) -> list[TableCell]:
+    compared = [(metric, column) for metric in metrics if metric in COMPARED]
     if not row["finished"]:
         return [*[_unfinished(results, row)] * len(metrics), *[NOTHING] * 2 * len(compared)]
-    measured = [measure(_figure(row, metric, column)) for metric in metrics]
+    measured = [measure(figure_in(row, metric, column)) for metric in metrics]
     if row["method"] == "bce":
         return [*measured, *[TableCell("reference"), NOTHING] * len(compared)]
     if row["minus_bce"] is None:
         return [*measured, *[NOTHING] * 2 * len(compared)]
-    return [*measured, *_differences(row["minus_bce"], [(metric, column) for metric in compared], row["finished"])]
+    return [*measured, *_differences(row["minus_bce"], compared, row["finished"])]
 
 
 def _unfinished(results: Results, row: Row) -> TableCell:
     return TableCell("failed" if any(failures(results, [row])) else "not finished")
 
 
-def _figure(figures: dict[str, Any], metric: str, column: str) -> dict[str, Any]:
-    """Return a figure of a row or of `differences`; AUC is the same in both columns."""
-    figure: dict[str, Any] = figures.get("auc", {"value": None}) if metric == "auc" else figures[column][metric]
-    return figure
-
-
-def _differences(gains: dict[str, Any], shown: Sequence[tuple[str, str]], finished: int = 0) -> Iterator[TableCell]:
+def _differences(gains: dict[str, Any], shown: Sequence[tuple[str, str]], finished: int) -> Iterator[TableCell]:
     """Yield each difference and its corrected p; with the number of parts, if it covers fewer than are finished."""
     for metric, column in shown:
-        gain = _figure(gains, metric, column)
-        cell, p, parts = measure(gain, signed=True), gain.get("p_holm"), gains.get("parts", finished)
+        gain, parts = figure_in(gains, metric, column), gains["parts"]
+        cell, p = measure(gain, signed=True), gain.get("p_holm")
         yield cell if parts >= finished else replace(cell, detail=f"{cell.detail} on {parts} of {finished} parts")
         yield NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
 

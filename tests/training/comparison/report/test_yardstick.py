@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmark_results import DASH, EVERY, HOSTILE, POSITIVE, fig, lines_of, make, row
+from benchmark_results import DASH, EVERY, HOSTILE, POSITIVE, fig, gain, lines_of, make, row
 from cbmir.training.comparison.report.render import best_statement
 from cbmir.training.comparison.report.tables import difference_tables, lists_table, retrieval_table
 from cbmir.training.rankings import CORRECTED
@@ -19,7 +19,8 @@ def test_the_yardstick_comes_first_and_says_why_a_method_failed() -> None:
         "| method | AUC | corrected nDCG@100, all queries | corrected Jaccard nDCG@100, all "
     )
     assert rows["| PROXY"] == (
-        f"| PROXY | 0.700 [0.600, 0.800] ± 0.004 {'| **0.300** [0.290, 0.310] ± 0.004 ' * 4}| 0.050 |"
+        "| PROXY | 0.700 [0.600, 0.800] ± 0.004 "
+        f"{'| **0.150** [0.290, 0.310] ± 0.004 | **0.075** [0.290, 0.310] ± 0.004 ' * 2}| 0.050 |"
     )
     assert rows["| SSH (0 of 2 parts)"] == f"| SSH (0 of 2 parts) {'| failed ' * 5}| {DASH} |"
     assert rows["| any list that ignores the query"].endswith(f"| n/a {'| 0.000 ' * 4}| {DASH} |")
@@ -43,26 +44,35 @@ CLEAR, CLOSE = fig(0.1, 0.05, 0.2, p_holm=0.002), fig(0.1, -0.05, 0.2, p_holm=0.
 
 def lead(all_queries: dict[str, Any] = CLEAR, **auc: Any) -> dict[str, Any]:
     """`differences` of the leader; over positive queries, which do not decide, the interval contains 0."""
-    return {EVERY: dict.fromkeys(CORRECTED, all_queries), POSITIVE: dict.fromkeys(CORRECTED, CLOSE), **auc}
+    columns = {EVERY: dict.fromkeys(CORRECTED, all_queries), POSITIVE: dict.fromkeys(CORRECTED, CLOSE)}
+    return {**columns, "parts": 2, **auc}
 
 
 def test_differences_of_the_leader_and_from_bce() -> None:
-    best = {"method": None, "leaders": {"auc": "proxy"}, "differences": {"bce": lead(auc=CLEAR), "ssh": lead()}}
+    of_one_part = lead() | {"parts": 1}
+    best = {"method": None, "leaders": {"auc": "proxy"}, "differences": {"bce": lead(auc=CLEAR), "ssh": of_one_part}}
     leads, minus_bce = difference_tables(make(best=best))
-    assert (leads.name, leads.title) == ("lead", "PROXY: lead over each other method")
+    assert (leads.name, leads.title) == ("lead", "PROXY: lead over each other finished method")
     assert [column.title for column in leads.columns][:5] == [
-        "method", "AUC", "p (Holm)", "corrected nDCG@100, all queries", "p (Holm)",
+        "method", "AUC lead", "p (Holm)", "corrected nDCG@100 lead, all queries", "p (Holm)",
     ]  # fmt: skip
     titles = next(leads.records())
-    assert titles[4] == "p (Holm) of AUC" and len(set(titles)) == len(titles)
+    assert titles[4] == "p (Holm) of AUC lead" and len(set(titles)) == len(titles)
     rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in leads.rows}
+    assert list(rows) == ["SSH", "BCE"], "in the order of the methods"
     assert rows["BCE"] == ["+0.100", "0.002"] * 3 + ["+0.100", "0.500"] * 2
     assert rows["SSH"][:4] == ["n/a", DASH, "+0.100", "0.002"], "it has no AUC"
+    assert [cells[3].detail for cells in leads.rows] == ["[0.050, 0.200] on 1 of 2 parts", "[0.050, 0.200]"]
     assert (minus_bce.name, minus_bce.title) == ("minus-bce", "Differences from BCE")
     rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in minus_bce.rows}
     assert list(rows) == ["TEXTURE", "ML-PROXY-NCA (1 of 2 parts)", "PROXY", "PROXY-AUTO"]
-    assert rows["PROXY"] == ["+0.025", "0.020"] + ["+0.050", "0.040"] * 4
-    assert difference_tables(make(rows=[row("bce", 0.2)])) == []
+    assert rows["PROXY"] == [
+        "+0.025", "0.020", "+0.051", "0.041", "+0.052", "0.041", "+0.051", "0.040", "+0.052", "0.040",
+    ]  # fmt: skip
+    assert list(difference_tables(make(rows=[row("bce", 0.2)]))) == []
+    half = gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}
+    (minus_bce,) = difference_tables(make(rows=[row("proxy", 0.3, minus_bce=half)]))
+    assert all(cell.detail.endswith("on 1 of 2 parts") for cell in minus_bce.rows[0][1::2])
 
 
 def test_statement_about_the_best_method() -> None:
