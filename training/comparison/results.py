@@ -123,10 +123,7 @@ def best_method(
 
 
 def unclear(lead: dict[str, Any]) -> list[str]:
-    """Return the metrics of the yardstick in which the interval of a lead is not above 0.
-
-    A method is best only if all of these are above 0, so they need no correction for their number.
-    """
+    """Return the yardstick's metrics in which a lead's interval is not above 0: all must be, so none is corrected."""
     own = {metric: figure_in(lead, metric, column) for metric, column in YARDSTICK.items() if metric in lead or column}
     return [metric for metric, gain in own.items() if (gain["low"] or 0) <= 0]
 

@@ -143,18 +143,18 @@ def yardstick_table(results: Results) -> Table:
 
 def difference_tables(results: Results) -> Iterator[Table]:
     """Yield the differences on the yardstick: the leader's lead over each other method, and each method minus BCE."""
-    rows, methods, best = headline(results), results["methods"], results["best"]
-    leads = [(methods[m]["title"], best["differences"][m]) for m in methods if m in best["differences"]]
-    if leads:
-        (finished,) = (row["finished"] for row in rows if row["method"] == best["leaders"]["auc"])
-        title = f"{methods[best['leaders']['auc']]['title']}: lead over each other finished method"
-        cells = ((TableCell(name), *_differences(lead, MAIN, finished)) for name, lead in leads)
-        yield Table("lead", title, (Column("method"), *_compared(_main_titles(results, " lead"))), tuple(cells))
+    rows, methods, leads = headline(results), results["methods"], results["best"]["differences"]
+    leader = next((row for row in rows if row["method"] == results["best"]["leaders"].get("auc")), {"finished": 0})
     gains = [(row_title(results, row), row["minus_bce"], row["finished"]) for row in rows if row.get("minus_bce")]
-    if gains:
-        cells = ((TableCell(name), *_differences(gain, MAIN, finished)) for name, gain, finished in gains)
-        columns = (Column("method"), *_compared(_main_titles(results, MINUS_BCE)))
-        yield Table("minus-bce", "Differences from BCE", columns, tuple(cells))
+    leading = [(methods[m]["title"], leads[m], leader["finished"]) for m in methods if m in leads]
+    title = f"{row_title(results, leader)}: lead over each other finished method" if leads else ""
+    for name, heading, ending, shown in (
+        ("lead", title, " lead", leading), ("minus-bce", "Differences from BCE", MINUS_BCE, gains)
+    ):  # fmt: skip
+        columns = (Column("method"), *_compared(_main_titles(results, ending)))
+        cells = ((TableCell(method, _parts(gain, of)), *_differences(gain, MAIN)) for method, gain, of in shown)
+        if shown:
+            yield Table(name, heading, columns, tuple(cells))
 
 
 def lists_table(results: Results) -> Table:
@@ -289,23 +289,26 @@ def _measures(results: Results, row: Row, column: str, metrics: Sequence[str]) -
     if not row["finished"]:
         return [*[_unfinished(results, row)] * len(metrics), *[NOTHING] * 2 * len(compared)]
     measured = [measure(figure_in(row, metric, column)) for metric in metrics]
-    if row["method"] == "bce":
-        return [*measured, *[TableCell("reference"), NOTHING] * len(compared)]
     if row["minus_bce"] is None:
-        return [*measured, *[NOTHING] * 2 * len(compared)]
-    return [*measured, *_differences(row["minus_bce"], compared, row["finished"])]
+        first = TableCell("reference") if row["method"] == "bce" else NOTHING
+        return [*measured, *[first, NOTHING] * len(compared)]
+    return [*measured, *_differences(row["minus_bce"], compared, _parts(row["minus_bce"], row["finished"]))]
 
 
 def _unfinished(results: Results, row: Row) -> TableCell:
     return TableCell("failed" if any(failures(results, [row])) else "not finished")
 
 
-def _differences(gains: dict[str, Any], shown: Sequence[tuple[str, str]], finished: int) -> Iterator[TableCell]:
-    """Yield each difference and its corrected p; with the number of parts, if it covers fewer than are finished."""
+def _parts(gains: dict[str, Any], finished: int) -> str:
+    return "" if gains["parts"] >= finished else f"on {gains['parts']} of {finished} parts"
+
+
+def _differences(gains: dict[str, Any], shown: Sequence[tuple[str, str]], note: str = "") -> Iterator[TableCell]:
+    """Yield each difference, followed by a note, and its corrected p."""
     for metric, column in shown:
-        gain, parts = figure_in(gains, metric, column), gains["parts"]
+        gain = figure_in(gains, metric, column)
         cell, p = measure(gain, signed=True), gain.get("p_holm")
-        yield cell if parts >= finished else replace(cell, detail=f"{cell.detail} on {parts} of {finished} parts")
+        yield replace(cell, detail=f"{cell.detail} {note}".strip())
         yield NOTHING if p is None else TableCell("< 0.001" if p < 0.001 else f"{p:.3f}", numbers=(p,))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmark_results import DASH, EVERY, HOSTILE, POSITIVE, fig, gain, lines_of, make, row
 from cbmir.training.comparison.report.render import best_statement
-from cbmir.training.comparison.report.tables import difference_tables, lists_table, retrieval_table
+from cbmir.training.comparison.report.tables import TableCell, difference_tables, lists_table, retrieval_table
 from cbmir.training.rankings import CORRECTED
 
 
@@ -62,7 +62,7 @@ def test_differences_of_the_leader_and_from_bce() -> None:
     assert list(rows) == ["SSH", "BCE"], "in the order of the methods"
     assert rows["BCE"] == ["+0.100", "0.002"] * 3 + ["+0.100", "0.500"] * 2
     assert rows["SSH"][:4] == ["n/a", DASH, "+0.100", "0.002"], "it has no AUC"
-    assert [cells[3].detail for cells in leads.rows] == ["[0.050, 0.200] on 1 of 2 parts", "[0.050, 0.200]"]
+    assert [cells[0].detail for cells in leads.rows] == ["on 1 of 2 parts", ""]
     assert (minus_bce.name, minus_bce.title) == ("minus-bce", "Differences from BCE")
     rows = {cells[0].text: [cell.text for cell in cells[1:]] for cells in minus_bce.rows}
     assert list(rows) == ["TEXTURE", "ML-PROXY-NCA (1 of 2 parts)", "PROXY", "PROXY-AUTO"]
@@ -72,7 +72,7 @@ def test_differences_of_the_leader_and_from_bce() -> None:
     assert list(difference_tables(make(rows=[row("bce", 0.2)]))) == []
     half = gain(0.05, 0.01, 0.09, 0.04) | {"parts": 1}
     (minus_bce,) = difference_tables(make(rows=[row("proxy", 0.3, minus_bce=half)]))
-    assert all(cell.detail.endswith("on 1 of 2 parts") for cell in minus_bce.rows[0][1::2])
+    assert minus_bce.rows[0][0] == TableCell("PROXY", "on 1 of 2 parts")
 
 
 def test_statement_about_the_best_method() -> None:
