@@ -64,8 +64,7 @@ K = 10
 @click.option("--write-docs", type=click.Path(path_type=Path, dir_okay=False, exists=True), help="The page to fill.")
 def main(manifest: Path, output: Path, encoder: str, weights: str, image_size: int, write_docs: Path | None) -> None:
     """Train and measure the recipe without each of its parts."""
-    shared = ["--recipe", "fitted", "--lr", "3e-4", "--encoder", encoder, "--weights", weights]
-    shared += ["--image-size", str(image_size)]
+    shared = ["--recipe", "fitted", "--encoder", encoder, "--weights", weights, "--image-size", str(image_size)]
     pools: dict[str, Pool] = {}
     for name, options in TRAINED.items():
         folder = output / name.replace(" ", "-")
