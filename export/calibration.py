@@ -1,4 +1,4 @@
-"""Int8 calibration on real images: ranges of activations, and how much rounding one tensor changes the embedding."""
+"""Int8 calibration on real images: ranges of activations."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ def check_percentile(percentile: float | None) -> None:
     """Raise UserError unless `percentile` is None or in (50, 100]."""
     if percentile is not None and not 50 < percentile <= 100:
         raise UserError(f"expected a percentile above 50, at most 100, found {percentile}")
-
-
-def evenly_spread(images: NDArray[np.uint8], most: int) -> NDArray[np.uint8]:
-    """Return at most `most` images, evenly spread."""
-    return images[:: -(-len(images) // most)]
 
 
 def channel_ranges(
@@ -84,57 +79,3 @@ def open_session(model: ir.Model, names: Sequence[str]) -> Any:
     providers = ["CPUExecutionProvider"]
     model_bytes = watched.SerializeToString()
     return ort.InferenceSession(model_bytes, options, providers=providers, disabled_optimizers=DISABLED_OPTIMIZERS)
-
-
-#: Scale and zero point of a tensor: value = scale * (q - zero point), q in 0..255.
-Grid = tuple[np.float32, np.uint8]
-#: Rounds the tensor `x` only if `which` is its number.
-_ROUNDED = onnx.parser.parse_function("""
-<opset_import: ["" : 18], domain: "cbmir">
-Rounded (x, scale, zero, number, which) => (y) {
-    asked = Equal (which, number)
-    y = If (asked) <
-        then_branch = rounded () => (yes) {
-            q = QuantizeLinear (x, scale, zero)
-            yes = DequantizeLinear (q, scale, zero)
-        },
-        else_branch = exact () => (no) { no = Identity (x) }
-    >
-}""")
-
-
-def turned_by_rounding(model: ir.Model, grids: dict[str, Grid], images: NDArray[np.uint8]) -> dict[str, float]:
-    """Return, for each tensor, the mean of 1 - cosine between the float embedding and that with only it rounded."""
-    session = open_session(_with_rounding(model, grids), [])
-
-    def embedding(which: int) -> NDArray[np.float64]:
-        feeds = {"image": images, "which": np.array(which, np.int64)}
-        return np.asarray(session.run(["embedding"], feeds)[0], np.float64)
-
-    exact = embedding(-1)
-    numbered = tqdm(enumerate(grids), total=len(grids), desc="Sensitive layers", unit="tensor", disable=None)
-    return {name: float(1 - (exact * embedding(number)).sum(axis=1).mean()) for number, name in numbered}
-
-
-def _with_rounding(model: ir.Model, grids: dict[str, Grid]) -> ir.Model:
-    """Return the float graph with a second input, `which`: the number of the tensor to round, or -1 for none."""
-    model = model.clone()
-    graph = model.graph
-    function = ir.serde.deserialize_function(_ROUNDED)
-    model.functions[function.identifier()] = function
-    model.opset_imports["cbmir"] = 1
-    which = ir.val("which", ir.DataType.INT64, [])
-    graph.inputs.append(which)
-    values = {value.name: value for node in graph for value in node.outputs}
-    for number, (name, (scale, zero)) in enumerate(grids.items()):
-        readers = values[name].uses()
-        facts = {"scale": scale, "zero": zero, "number": np.int64(number)}
-        known = [ir.val(f"{name}.{what}", const_value=ir.tensor(np.asarray(value))) for what, value in facts.items()]
-        for value in known:
-            graph.register_initializer(value)
-        rounded = ir.node("Rounded", [values[name], *known, which], domain="cbmir")
-        graph.append(rounded)
-        for reader, position in readers:
-            reader.replace_input_with(position, rounded.outputs[0])
-    graph.sort()
-    return model

@@ -21,7 +21,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Outputs
 from cbmir.training.config import TrainConfig
 from cbmir.training.dataset import cached_images, evaluation_batches
-from cbmir.training.evaluate import Embedder, labels_of, opened_model, splits_of
+from cbmir.training.evaluate import SEEN, Embedder, labels_of, opened_model, splits_of
 from cbmir.training.run import training_manifest
 from cbmir.training.splits import EVERY_IMAGE
 
@@ -51,8 +51,7 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
     Raises RunError if the run's images are missing or changed, ManifestError or SplitError for the manifest.
     """
     if config.fold == EVERY_IMAGE and not images:
-        log.warning("No image was held out of this run's training: files are compared on images that it was trained "
-                    "on, which lie further apart than new ones. Give others with --images.")  # fmt: skip
+        log.warning(SEEN)
     with _explained(images, "An exported file is compared with PyTorch on real images", "--images"):
         return sample_of(splits_of(card, read_manifest(images)) if images else training_manifest(config), card)
 

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,9 +19,10 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ModelError, ParityError, UserError
 from cbmir.export import openvino, quantize_ort, tensorrt
-from cbmir.export.calibration import check_percentile
 from cbmir.export.compare import Sample, calibration_of, calibration_pixels, run_sample, sample_of
+from cbmir.export.graph_rewrite import encoder_nodes, read_graph
 from cbmir.export.onnx_graph import to_onnx
+from cbmir.export.options import ExportOptions
 from cbmir.export.parity import LIMITS, Parity, measure_parity
 from cbmir.files import write_json
 from cbmir.input_file import read_json
@@ -33,7 +33,6 @@ from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
 from cbmir.runtime.engines.registry import why_not
 from cbmir.runtime.engines.tensorrt import read_plan_info
 from cbmir.training.embedding_model import embedding_model
-from cbmir.training.encoders.patch_tokens import PatchTokens
 from cbmir.training.evaluate import embed, on_fastest_device, opened_model, splits_of
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import load_model
@@ -41,54 +40,18 @@ from cbmir.training.run import load_model
 log = logging.getLogger("cbmir")
 
 REPORT = "parity.json"
-#: Numbers of layers to keep in float in an int8 file, tried in this order until the file is within its limits.
-KEPT = (0, 2, 4, 8, 16, 24)
+#: Numbers of first layers to keep in float in a bfloat16 or int8 file, tried in this order until the file is within
+#: its limits. Errors of the first layers grow on their way through the network.
+FLOAT_LAYERS = (0, 2, 4, 8, 16, 24)
 _ADVICE = {
-    "float32": "This is a bug in the exporter: please report it.",
+    "float32": "A network that has hardly learnt may be this sensitive to rounding. Otherwise this is a bug in the "
+    "exporter: please report it.",
     "float16": "This model needs float32: export it without --fp16.",
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
     "int8": "Give more images with --calibrate and --calibration-images, or export it without int8.",
 }
-#: Writes a file; an int8 file keeps the given layers in float.
-Write = Callable[[Path, Sequence[str]], object]
-
-
-@dataclass(frozen=True)
-class ExportOptions:
-    """The files to write beside the float32 file, and how. See `cbmir export --help`.
-
-    Args:
-        openvino: bf16, int8 or both.
-        targets: TensorRT targets (sm86 …, or current).
-        images: A manifest of images for the comparison, instead of the run's images; required for an encoder.
-        calibrate: A manifest to calibrate int8 on, instead of the run's images or `images`.
-        percentile: Limits the ranges of activations in calibration; in (50, 100].
-        tolerances: NAME=NUMBER for `ParityLimits.changed`.
-        accept_parity_loss: Also write files that miss their limits.
-    """
-
-    fp16: bool = False
-    int8: bool = False
-    openvino: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-    max_batch: int = 32
-    images: Path | None = None
-    calibrate: Path | None = None
-    calibration_images: int = 96
-    percentile: float | None = None
-    tolerances: tuple[str, ...] = ()
-    accept_parity_loss: bool = False
-
-    @property
-    def quantises(self) -> bool:
-        """Whether any file is int8."""
-        return self.int8 or "int8" in self.openvino
-
-    def __post_init__(self) -> None:
-        check_percentile(self.percentile)
-        unknown = sorted(set(self.openvino) - {"bf16", "int8"})
-        if unknown:
-            raise UserError(f"expected bf16 or int8 for OpenVINO, found {', '.join(unknown)}")
+#: Writes a file, a bfloat16 or int8 file with that many layers in float.
+Write = Callable[[Path, int], object]
 
 
 def export_run(run: Path, output: str | Path, options: ExportOptions | None = None) -> list[Path]:
@@ -118,7 +81,32 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, sample.cases.asking)
     with opened_model(run) as (_, embedder):
         reference = sample.answers(embedder, "PyTorch")
-    return _write(model, _Export(target, card, options, sample, reference), pixels)
+    return _write(*_graphs(model, card, options), _Export(target, card, options, sample, reference), pixels)
+
+
+def export_file(model: Path, output: str | Path, options: ExportOptions) -> list[Path]:
+    """Convert a float32 file of cbmir, such as the starter, to the other files, which are compared with it.
+
+    Args:
+        model: The file (`runtime.models.catalog.find_model` gives that of the starter).
+        output: As in `export_run`.
+        options: `images` is required: the files are compared on them. There is no `fp16`, which needs the run.
+
+    Raises:
+        UserError: No images, `fp16`, or not a float32 file.
+        ModelError: The file cannot be read.
+        ManifestError, SplitError: The images cannot be used.
+        ParityError: Files miss their limits; the others are written.
+    """
+    target = _target(output, options)
+    if options.fp16:
+        raise UserError(f"expected a RUN for --fp16, found {model}; export the run that it was made from")
+    with opened_model(model) as (card, embedder):
+        if model.suffix != ".onnx" or card.precision != "float32":
+            raise UserError(f"expected a float32 .onnx file of cbmir, found {model}, {card.precision}")
+        sample, pixels = _given_images(card, options)
+        reference = sample.answers(embedder, model.name)
+    return _write(model.read_bytes(), None, _Export(target, card, options, sample, reference), pixels)
 
 
 def export_encoder(
@@ -143,18 +131,12 @@ def export_encoder(
         ParityError: Files miss their limits; the others are written.
     """
     target = _target(output, options)
-    if options.images is None:
-        raise UserError("expected images to compare with PyTorch on, found none; give a manifest with --images")
     model, card = embedding_model(encoder, weights, image_size=image_size, grey_range=grey_range, intensity=intensity)
-    sample = sample_of(splits_of(card, read_manifest(options.images)), card)
-    pixels = None
-    if options.quantises:
-        table = read_manifest(options.calibrate or options.images)
-        pixels = calibration_of(table, card, options.calibration_images, sample.cases.asking)
+    sample, pixels = _given_images(card, options)
     network = copy.deepcopy(model)
     on_fastest_device(network)
     reference = sample.answers(partial(embed, network), "PyTorch")
-    return _write(model, _Export(target, card, options, sample, reference), pixels)
+    return _write(*_graphs(model, card, options), _Export(target, card, options, sample, reference), pixels)
 
 
 def _target(output: str | Path, options: ExportOptions) -> Path:
@@ -165,19 +147,36 @@ def _target(output: str | Path, options: ExportOptions) -> Path:
     return target
 
 
-def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
+def _given_images(card: ModelCard, options: ExportOptions) -> tuple[Sample, NDArray[np.uint8] | None]:
+    """Read the images of `options.images` to compare files on, and those to calibrate int8 on if any file is int8."""
+    if options.images is None:
+        raise UserError("expected images to compare files on, found none; give a manifest with --images")
+    sample = sample_of(splits_of(card, read_manifest(options.images)), card)
+    if not options.quantises:
+        return sample, None
+    table = read_manifest(options.calibrate or options.images)
+    return sample, calibration_of(table, card, options.calibration_images, sample.cases.asking)
+
+
+def _graphs(model: RetrievalModel, card: ModelCard, options: ExportOptions) -> tuple[bytes, bytes | None]:
+    """Return the float32 file, and the float16 file if it is wanted."""
+    return to_onnx(model, card), to_onnx(model, card, "float16") if options.fp16 else None
+
+
+def _write(exact: bytes, half: bytes | None, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
     """Write all files of a model. `pixels` are the images to calibrate int8 on."""
-    card, options = export.card, export.options
-    if options.int8 and isinstance(model.encoder, PatchTokens):
+    options = export.options
+    kinds = [node.op_type for node in encoder_nodes(read_graph(exact))]
+    if options.int8 and "MatMul" in kinds:
         raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
                         "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
-    exact = to_onnx(model, card)
     export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all other files are made from it
-    half = to_onnx(model, card, "float16") if options.fp16 else None
+    layers = kinds.count("Conv") + kinds.count("MatMul")
+    steps = [count for count in FLOAT_LAYERS if count < layers]
     refused = []
-    for ending, write, rank in _others(options, exact, half, pixels):
+    for ending, write, in_steps in _others(options, exact, half, pixels):
         try:
-            export.add(ending, write, rank, 0 if pixels is None else len(pixels))
+            export.add(ending, write, steps if in_steps else (0,), 0 if pixels is None else len(pixels))
         except ParityError as error:
             refused.append(str(error))
     export.warn_of_older()
@@ -188,30 +187,38 @@ def _write(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | N
 
 def _others(
     options: ExportOptions, exact: bytes, half: bytes | None, pixels: NDArray[np.uint8] | None
-) -> Iterator[tuple[str, Write, Callable[[], Sequence[str]] | None]]:
-    """Yield, for each file except the first: ending, writer, and for int8 the ranking of layers. Slowest last."""
+) -> Iterator[tuple[str, Write, bool]]:
+    """Yield, for each file except the first: ending, writer, and whether it may keep layers in float. Slowest last."""
     percentile = options.percentile
 
     def plan(target: str) -> Write:
         return lambda path, _: tensorrt.write_plan(half or exact, path, target=target, max_batch=options.max_batch)
 
     if half is not None:
-        yield ".fp16.onnx", lambda path, _: path.write_bytes(half), None
+        yield ".fp16.onnx", lambda path, _: path.write_bytes(half), False
     if "bf16" in options.openvino:
-        yield ".openvino-bf16.xml", lambda path, _: openvino.write_openvino(exact, path, "bfloat16"), None
+        yield (
+            ".openvino-bf16.xml",
+            lambda path, kept: openvino.write_openvino(exact, path, "bfloat16", float_layers=kept),
+            True,
+        )
     for target in map(tensorrt.resolve_target, options.targets):
-        yield f".{target}.plan", plan(target), None
+        yield f".{target}.plan", plan(target), False
     if options.int8 and pixels is not None:
         yield (
             ".int8.onnx",
-            lambda path, keep: path.write_bytes(quantize_ort.to_int8(exact, pixels, keep=keep, percentile=percentile)),
-            lambda: quantize_ort.sensitive_layers(exact, pixels, percentile=percentile),
+            lambda path, kept: path.write_bytes(
+                quantize_ort.to_int8(exact, pixels, float_layers=kept, percentile=percentile)
+            ),
+            True,
         )
     if "int8" in options.openvino and pixels is not None:
         yield (
             ".openvino-int8.xml",
-            lambda path, keep: openvino.write_openvino(exact, path, "int8", pixels, keep=keep, percentile=percentile),
-            lambda: openvino.sensitive_layers(exact, pixels, percentile=percentile),
+            lambda path, kept: openvino.write_openvino(
+                exact, path, "int8", pixels, float_layers=kept, percentile=percentile
+            ),
+            True,
         )
 
 
@@ -239,20 +246,18 @@ class _Export:
     reference: Outputs
     written: list[Path] = field(default_factory=list)
 
-    def add(
-        self, ending: str, write: Write, rank: Callable[[], Sequence[str]] | None = None, calibrated_on: int = 0
-    ) -> None:
+    def add(self, ending: str, write: Write, steps: Sequence[int] = (0,), calibrated_on: int = 0) -> None:
         """Write a file, compare it, and keep it if it is within its limits. Raises ParityError.
 
-        A TensorRT plan that cannot run here is kept, and the report says why it was not compared. An int8 file keeps as
-        few layers in float as its limits allow, in the order of `rank`. If no number of layers is enough and parity
-        loss is accepted, all layers are int8.
+        A TensorRT plan that cannot run here is kept, and the report says why it was not compared. `steps` are numbers
+        of layers in float: the first with which the file is within its limits is kept. If no step is enough and parity loss
+        is accepted, the first step is kept.
         """
         path = self.target.with_name(self.target.stem + ending)
         tries = []
         with TemporaryDirectory(dir=path.parent, prefix=".export-", suffix=".part") as folder:
-            for kept in _more_and_more(rank) if rank else [()]:
-                staged = Path(folder, str(len(kept)), path.name)
+            for kept in steps:
+                staged = Path(folder, str(kept), path.name)
                 staged.parent.mkdir()
                 write(staged, kept)
                 if staged.suffix == ".plan" and (why := why_not("tensorrt") or read_plan_info(staged).why_not()):
@@ -262,8 +267,8 @@ class _Export:
                 tries.append((staged, card, parity, kept))
                 if not parity.failures:
                     break
-                if rank:
-                    log.info("%s with %d layers in float: %s", path.name, len(kept), "; ".join(parity.failures))
+                if len(steps) > 1:
+                    log.info("%s with %d layers in float: %s", path.name, kept, "; ".join(parity.failures))
             if parity.failures and not self.options.accept_parity_loss:
                 raise ParityError(
                     f"{path} was not written, since it answers differently from PyTorch: expected "
@@ -271,8 +276,10 @@ class _Export:
                     f"same.{self._older(path.name)}"
                 )
             staged, card, parity, kept = tries[0 if parity.failures else -1]
-            facts = {"calibration_images": calibrated_on, "percentile": self.options.percentile}
-            self._let_in(staged, card, parity, facts | {"kept_in_float": list(kept)} if rank else {})
+            facts: dict[str, Any] = {"float_layers": kept} if len(steps) > 1 else {}
+            if card.precision == "int8":
+                facts |= {"calibration_images": calibrated_on, "percentile": self.options.percentile}
+            self._let_in(staged, card, parity, facts)
 
     def warn_of_older(self) -> None:
         """Warn about files of another model in the same folder, which stay."""
@@ -330,15 +337,6 @@ class _Export:
         another = f"another model (fingerprint {weights})" if weights else "an unknown model"
         whose = "this model" if weights == self.card.weights else another
         return f" An older {name}, of {whose}, was left as it was."
-
-
-def _more_and_more(rank: Callable[[], Sequence[str]]) -> Iterator[tuple[str, ...]]:
-    """Yield no layers, then longer and longer prefixes of the ranking."""
-    yield ()
-    ranked = tuple(rank())
-    for before, count in pairwise(KEPT):
-        if before < len(ranked):
-            yield ranked[:count]
 
 
 def output_file(output: str | Path) -> Path:

@@ -6,10 +6,10 @@ prepares a graph for int8.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -20,6 +20,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from cbmir.errors import require
 
 Floats = NDArray[np.float64]
+Node = TypeVar("Node")
 _LARGE = 3e38
 _SMALL = 1e-12  # a slope below it counts as zero
 
@@ -43,6 +44,18 @@ def encoder_nodes(model: ir.Model) -> list[ir.Node]:
             found.add(node)
             waiting.extend(node.inputs)
     return [node for node in model.graph if node in found]
+
+
+def first_layers(nodes: Iterable[Node], kind: Callable[[Node], str], kinds: Collection[str], count: int) -> list[Node]:
+    """Return the nodes, in graph order, up to the layer with number `count` and from there to the next layer; none for
+    0. Layers are the nodes whose `kind` is one of `kinds`."""
+    found: list[Node] = []
+    for node in nodes if count else ():
+        count -= kind(node) in kinds
+        if count < 0:
+            break
+        found.append(node)
+    return found
 
 
 def array(value: ir.Value | None) -> Floats:

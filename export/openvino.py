@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import shutil
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -22,26 +21,29 @@ from numpy.typing import NDArray
 
 from cbmir.card import CARD_KEY, ModelCard
 from cbmir.errors import ModelError, require
-from cbmir.export.calibration import check_percentile, evenly_spread
+from cbmir.export.calibration import check_percentile
 from cbmir.export.equalization import equalised
-from cbmir.export.graph_rewrite import bound_channels, graph_bytes, read_graph
+from cbmir.export.graph_rewrite import bound_channels, first_layers, graph_bytes, read_graph
 from cbmir.files import replacing
 from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
 _METADATA = "framework"  # where OpenVINO stores the metadata of an ONNX file
-_CONVOLUTIONS = ("Convolution", "GroupConvolution")
+_LAYERS = ("Convolution", "GroupConvolution", "MatMul")
 
 
 def write_openvino(
     model: bytes, path: Path, precision: OpenVinoPrecision, calibration: NDArray[np.uint8] | None = None, *,
-    keep: Sequence[str] = (), percentile: float | None = None,
+    float_layers: int = 0, percentile: float | None = None,
 ) -> None:  # fmt: skip
-    """Write a .xml file and the .bin beside it. See `quantize_ort.to_int8` for the arguments. An int8 file has its own
-    embedding space: the fingerprint in its card ends with the first digits of the SHA-256 of the .bin.
+    """Write a .xml file and the .bin beside it. An int8 file has its own embedding space: the fingerprint in its card
+    ends with the first digits of the SHA-256 of the .bin.
+
+    See `quantize_ort.to_int8` for the arguments. Here matrix products count as layers too, and in bfloat16 only the
+    sums between the first layers stay in float.
 
     Raises:
-        ModelError: No images for int8, or an unknown layer in `keep`.
+        ModelError: No images for int8.
         UserError: The percentile is not in (50, 100].
     """
     check_percentile(percentile)
@@ -54,55 +56,13 @@ def write_openvino(
     if precision == "int8":
         if calibration is None or not len(calibration):
             raise ModelError(f"{path}: expected images to calibrate int8 on, found none; give real ones")
-        graph = _quantise(_read(equalised(model, calibration)), calibration, keep, percentile)
+        graph = _quantise(_read(equalised(model, calibration)), calibration, float_layers, percentile)
+    else:
+        for node in _first_layers(graph, float_layers):
+            # OpenVINO's CPU plugin keeps float for this mark in bfloat16 too, and writes it to the file
+            # (openvinotoolkit/openvino pull requests 20625 and 36719).
+            node.get_rt_info()["precise_0"] = ""
     _save(graph, card, path)
-
-
-def sensitive_layers(
-    model: bytes, calibration: NDArray[np.uint8], *, images: int = 32, percentile: float | None = None
-) -> list[str]:
-    """Return the convolutions of a float32 ONNX file for `write_openvino(keep=…)`, most sensitive to int8 first.
-
-    They are ranked by the signal-to-noise ratio of a layer's output when only that layer is int8, over at most `images`
-    images. Each layer runs in float and in int8, both on the output of the float layers before it, so one pass over the
-    images ranks all layers.
-    """
-    ov = import_openvino()
-    ops = ov.opset13
-
-    def mean_square(node: Any) -> Any:
-        return ops.reduce_mean(ops.multiply(node, node), [0, 1, 2, 3])
-
-    model = equalised(model, calibration)
-    encoder = _encoder(_read(model))
-    layers = {name: node for name, node in encoder.items() if node.get_type_name() in _CONVOLUTIONS}
-    graph = _quantise(_read(model), calibration, (), percentile, correct_bias=False)
-    nodes = {node.get_friendly_name(): node for node in graph.get_ordered_ops()}
-    outputs = []
-    for name, layer in layers.items():
-        quantised = nodes[name]
-        readers = quantised.output(0).get_target_inputs()
-        source = quantised.input_value(0)
-        if source.get_node().get_type_name() == "FakeQuantize":
-            source = source.get_node().input_value(0)
-        convolution = ops.convolution if layer.get_type_name() == "Convolution" else ops.group_convolution
-        exact = convolution(source, layer.input_value(1), **layer.get_attributes())
-        for reader in readers:
-            reader.replace_source_output(exact.output(0))
-        outputs += [mean_square(exact), mean_square(ops.subtract(quantised, exact))]
-    for node in nodes.values():  # all nodes except the int8 convolutions read float maps
-        if node.get_type_name() == "FakeQuantize":
-            for reader in node.output(0).get_target_inputs():
-                if reader.get_node().get_friendly_name() not in layers:
-                    reader.replace_source_output(node.input_value(0))
-    noise = ov.Model(outputs, graph.get_parameters(), "noise")
-    both = ov.Core().compile_model(noise, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    sums = sum(np.array(list(both([image[None]]).values())) for image in evenly_spread(calibration, images))
-    signal, noise = np.reshape(sums, (len(layers), 2)).T
-    least = np.finfo(np.float32).tiny  # layers that are exact in int8, or always 0, come last
-    ratios = np.maximum(signal, least) / np.maximum(noise, least)
-    names = list(layers)
-    return [names[number] for number in np.argsort(ratios, kind="stable")]
 
 
 def _read(model: bytes) -> Any:
@@ -133,20 +93,26 @@ def _encoder(graph: Any) -> dict[str, Any]:
     return {name: node for node in graph.get_ordered_ops() if (name := node.get_friendly_name()) in found}
 
 
-def _quantise(
-    graph: Any, images: NDArray[np.uint8], keep: Sequence[str], percentile: float | None, *, correct_bias: bool = True
-) -> Any:
+def _first_layers(graph: Any, count: int) -> list[Any]:
+    return first_layers(_encoder(graph).values(), lambda node: str(node.get_type_name()), _LAYERS, count)
+
+
+def _is_sum(node: Any) -> bool:
+    """Return whether a node adds two maps, not a bias."""
+    kinds = [value.get_node().get_type_name() for value in node.input_values()]
+    return node.get_type_name() == "Add" and "Constant" not in kinds
+
+
+def _quantise(graph: Any, images: NDArray[np.uint8], float_layers: int, percentile: float | None) -> Any:
     nncf = import_nncf()
-    encoder = _encoder(graph).keys()
+    encoder = _encoder(graph)
     names = {node.get_friendly_name() for node in graph.get_ordered_ops()}
-    products = [node for node in _encoder(graph).values() if node.get_type_name() == "MatMul"]
-    unknown = sorted(set(keep) - encoder)
-    if unknown:
-        raise ModelError(f"expected layers of the encoder to keep in float, found {', '.join(unknown)}; "
-                         f"sensitive_layers names them")  # fmt: skip
+    products = [node for node in encoder.values() if node.get_type_name() == "MatMul"]
+    first = _first_layers(graph, float_layers)
+    sums = [node for node in encoder.values() if _is_sum(node)] if first else []
+    in_float = {node.get_friendly_name() for node in (*first, *sums)}
     ranges = nncf.quantization.range_estimator
     options = nncf.AdvancedQuantizationParameters(
-        disable_bias_correction=not correct_bias,
         # All 8 bits of the weights: sums may overflow without VNNI, but such processors gain nothing from int8.
         overflow_fix=nncf.quantization.advanced_parameters.OverflowFix.DISABLE,
     )
@@ -161,7 +127,7 @@ def _quantise(
         return nncf.quantize(
             graph, nncf.Dataset([image[None] for image in images]), subset_size=len(images),
             model_type=nncf.ModelType.TRANSFORMER if products else None, advanced_parameters=options,
-            ignored_scope=nncf.IgnoredScope(names=sorted(names - encoder | set(keep)), validate=False),
+            ignored_scope=nncf.IgnoredScope(names=sorted(names - encoder.keys() | in_float), validate=False),
         )  # fmt: skip
 
 

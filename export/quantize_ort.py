@@ -23,17 +23,20 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, UserError, require
-from cbmir.export.calibration import Grid, check_percentile, evenly_spread, tensor_ranges, turned_by_rounding
+from cbmir.export.calibration import check_percentile, tensor_ranges
 from cbmir.export.equalization import equalise
-from cbmir.export.graph_rewrite import encoder_nodes, quantisable, read_graph
+from cbmir.export.graph_rewrite import encoder_nodes, first_layers, quantisable, read_graph
 
 _ACTIVATIONS = ("Relu", "Clip")
 _SAME_SCALE = ("Concat", "MaxPool", "AveragePool")
 _QUANTISED = ("Conv", "Add", *_ACTIVATIONS, *_SAME_SCALE)
 
+#: Scale and zero point of a tensor: value = scale * (q - zero point), q in 0..255.
+Grid = tuple[np.float32, np.uint8]
+
 
 def to_int8(
-    model: bytes, calibration: NDArray[np.uint8], *, keep: Sequence[str] = (), percentile: float | None = None
+    model: bytes, calibration: NDArray[np.uint8], *, float_layers: int = 0, percentile: float | None = None
 ) -> bytes:
     """Convert the bytes of a float32 file of cbmir to those of an int8 file.
 
@@ -42,22 +45,19 @@ def to_int8(
     Args:
         model: The bytes of a float32 file of `cbmir export`.
         calibration: Real images, uint8 [M, 1, S, S], from which the ranges of activations are taken.
-        keep: Convolutions to keep in float, the first of `sensitive_layers`.
+        float_layers: Number of convolutions from the image on that stay in float, with everything between them. Unless
+            it is 0, the sums of all residual connections stay in float too.
         percentile: In (50, 100]: a range is the mean of the images' percentiles. None: a range goes from the smallest
             to the largest value.
 
     Raises:
-        UserError: The images, layers or percentile are not valid.
+        UserError: The images or the percentile are not valid.
         CardError: The file has no card.
     """
     card, head = _checked(model, calibration)
     check_percentile(percentile)
     graph, grids, apart = _calibrated(model, calibration, percentile)
-    unknown = sorted(set(keep) - {node.name for node in encoder_nodes(graph) if node.op_type == "Conv"})
-    if unknown:
-        raise UserError(f"expected names of convolutions to keep in float, as sensitive_layers gives them, found "
-                        f"{', '.join(unknown)}")  # fmt: skip
-    quantised = _quantise(graph, grids, calibration[:1], keep, apart)
+    quantised = _quantise(graph, grids, calibration[:1], float_layers, apart)
     (cast,) = quantised.graph.inputs[0].consumers()
     quantised.graph.insert_before(quantised.graph[0], cast)  # for TensorRT
     digits = hashlib.sha256(ir.to_proto(quantised.graph).SerializeToString(deterministic=True)).hexdigest()[:8]
@@ -67,36 +67,6 @@ def to_int8(
     proto = ir.to_proto(quantised)
     onnx.checker.check_model(proto, full_check=True)
     return bytes(proto.SerializeToString())
-
-
-def sensitive_layers(
-    model: bytes, calibration: NDArray[np.uint8], *, images: int = 8, percentile: float | None = None
-) -> list[str]:
-    """Return the convolutions for `to_int8(keep=…)`, most sensitive to int8 first.
-
-    A layer ranks by the worst tensor that it reads or writes: a tensor's harm is the mean change of the embedding, over
-    `images` images, when only that tensor is rounded to int8. So both ends of the worst tensor come first. If both are
-    kept, the tensor is float, unless a Concat or pooling between them keeps it in int8.
-    """
-    _checked(model, calibration)
-    graph, grids, _ = _calibrated(model, calibration, percentile)
-    read = {
-        name: value
-        for name, value in _tensors(graph.graph).items()
-        if name in grids and any(node.op_type in ("Conv", "Add") for node in value.consumers())
-    }
-    turned = turned_by_rounding(graph, {name: grids[name] for name in read}, evenly_spread(calibration, images))
-    ranked: dict[str, None] = {}
-    for name in sorted(read, key=turned.__getitem__, reverse=True):
-        ends = (_writer(read[name]), *read[name].consumers())
-        ranked |= {str(node.name): None for node in ends if node and node.op_type == "Conv"}
-    return list(ranked)
-
-
-def _writer(value: ir.Value | None) -> ir.Node | None:
-    """Return the node that writes a tensor, looking through activations."""
-    node = value.producer() if value else None
-    return _writer(node.inputs[0]) if node and node.op_type in _ACTIVATIONS else node
 
 
 def _checked(model: bytes, images: NDArray[np.uint8]) -> tuple[ModelCard, str]:
@@ -160,16 +130,15 @@ def _grid(low: float, high: float) -> Grid:
 
 
 def _quantise(
-    model: ir.Model, grids: dict[str, Grid], image: NDArray[np.uint8], keep: Sequence[str], apart: Sequence[str]
+    model: ir.Model, grids: dict[str, Grid], image: NDArray[np.uint8], float_layers: int, apart: Sequence[str]
 ) -> ir.Model:
-    """Return the QDQ graph, with the layers `keep` and the activations `apart` as float operators."""
+    """Return the QDQ graph, with the first layers and the activations `apart` as float operators."""
     quantization = require("onnxruntime.quantization", "export")
 
-    encoder = set(encoder_nodes(model))
-    head = [node.name for node in model.graph if node not in encoder]
-    # Otherwise the input of an activation after a float layer would be quantised.
-    kept = [value for node in model.graph if node.name in keep for value in node.outputs]
-    after = [node.name for value in kept for node in value.consumers() if node.op_type in _ACTIVATIONS]
+    encoder = encoder_nodes(model)
+    first = first_layers(encoder, lambda node: node.op_type, ("Conv",), float_layers)
+    sums = [node for node in encoder if node.op_type == "Add"] if first else []
+    in_float = [node.name for node in model.graph if node in first or node in sums or node not in encoder]
     ranges = {name: [{"scale": np.array(step), "zero_point": np.array(zero)}] for name, (step, zero) in grids.items()}
     RemoveUnusedNodesPass()(model)  # ONNX Runtime prints a warning for each folded or replaced constant
     with TemporaryDirectory() as folder:
@@ -180,6 +149,6 @@ def _quantise(
         quantization.quantize_static(
             source, target, one_image, quant_format=quantization.QuantFormat.QDQ, op_types_to_quantize=list(_QUANTISED),
             per_channel=True, activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=[*head, *keep, *after, *apart], extra_options={"TensorQuantOverrides": ranges},
+            nodes_to_exclude=[*in_float, *apart], extra_options={"TensorQuantOverrides": ranges},
         )  # fmt: skip
         return read_graph(target.read_bytes())

@@ -27,6 +27,13 @@ def test_export(tiny_run: Path, tmp_path: Path, capfd: Captured) -> None:
     assert all(path.is_file() for path in paths)
 
 
+def test_a_file(tiny_export: Path, tiny_manifest: Path, tmp_path: Path, capfd: Captured) -> None:
+    assert run("export", tiny_export / "model.onnx", "-o", f"{tmp_path}/more/", "--images", tiny_manifest) == 0
+    assert capfd.readouterr().out.splitlines() == [str(tmp_path / "more" / "model.onnx")]
+    assert run("export", tiny_export / "model.onnx", "-o", tmp_path) == 2
+    assert "give a manifest with --images" in capfd.readouterr().err
+
+
 def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("export", tmp_path / "none", "-o", tmp_path / "model.onnx") == 2
     assert "expected a folder made by 'cbmir train'" in capsys.readouterr().err

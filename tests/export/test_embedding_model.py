@@ -143,8 +143,8 @@ def test_encoders_that_cannot_be_exported_are_refused(vit: Path, tiny_manifest: 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "Give a RUN or an --encoder"),
-        (("run", "--encoder", "resnet18"), "Give a RUN or an --encoder"),
+        ((), "Give a RUN or FILE, or an --encoder"),
+        (("run", "--encoder", "resnet18"), "Give a RUN or FILE, or an --encoder"),
         (("run", "--weights", "w.pt"), "--weights is for --encoder"),
     ],
 )

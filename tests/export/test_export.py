@@ -17,7 +17,7 @@ import pytest
 
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ManifestError, ModelError, ParityError, RunError, UserError
-from cbmir.export import ExportOptions, Parity, ParityLimits, compare, export, export_run, quantize_ort, tensorrt
+from cbmir.export import ExportOptions, Parity, ParityLimits, compare, export, export_run, tensorrt
 from cbmir.export.compare import choose
 from cbmir.export.export import output_file
 from cbmir.manifest import Manifest, Row, read_manifest, write_manifest
@@ -358,7 +358,7 @@ def test_every_kind_of_file(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.
     assert report["model.sm86.plan"]["not_compared"] == "no GPU"
     source = RunFolder(tiny_run).read_card().fingerprint
     for name, engine in (("model.int8.onnx", "onnxruntime"), ("model.openvino-int8.xml", "openvino")):
-        assert report[name]["calibration_images"] == 10 and "kept_in_float" in report[name]
+        assert report[name]["calibration_images"] == 10 and "float_layers" in report[name]
         assert report[name]["percentile"] == 99.9 and report[name]["weights"] == source
         with open_engine(tmp_path / name, threads=1) as opened:
             assert opened.health().engine == engine
@@ -372,7 +372,7 @@ def test_int8_is_tried_with_more_and_more_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No file can meet this limit: every step is tried, and no int8 file is left."""
-    monkeypatch.setattr(export, "KEPT", (0, 3))
+    monkeypatch.setattr(export, "FLOAT_LAYERS", (0, 3, 99))
     monkeypatch.setitem(export.LIMITS, "int8", ParityLimits(overlap=2))
     with caplog.at_level("INFO", "cbmir"), pytest.raises(ParityError, match=r"neighbours at least 2, .*without int8"):
         export_run(tiny_run, tmp_path, ExportOptions(int8=True))
@@ -387,11 +387,11 @@ def test_int8_is_tried_with_more_and_more_layers_in_float(
 def test_an_accepted_int8_loss_is_that_of_the_fastest_file(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "KEPT", (0, 3))
+    monkeypatch.setattr(export, "FLOAT_LAYERS", (0, 3, 99))
     monkeypatch.setitem(export.LIMITS, "int8", ParityLimits(overlap=2))
     export_run(tiny_run, tmp_path, ExportOptions(int8=True, accept_parity_loss=True))
     facts = json.loads((tmp_path / "parity.json").read_text())["model.int8.onnx"]
-    assert facts["kept_in_float"] == [] and facts["accepted"]
+    assert facts["float_layers"] == 0 and facts["accepted"]
 
 
 @pytest.mark.slow
@@ -399,28 +399,43 @@ def test_an_accepted_int8_loss_is_that_of_the_fastest_file(
 def test_int8_that_meets_its_limits_with_two_layers_in_float(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compared, ranked = export._Export._compare, []
+    compared = export._Export._compare
     limits = iter([ParityLimits(overlap=2), ParityLimits()])
 
     def compare(job: export._Export, staged: Path) -> tuple[ModelCard, Parity]:
         card, parity = compared(job, staged)
         return card, replace(parity, limits=next(limits)) if card.precision == "int8" else parity
 
-    def rank(*arguments: Any, **options: Any) -> list[str]:
-        ranked.extend(sensitive_layers(*arguments, **options))
-        return ranked
-
-    sensitive_layers = quantize_ort.sensitive_layers
     monkeypatch.setattr(export._Export, "_compare", compare)
-    monkeypatch.setattr(quantize_ort, "sensitive_layers", rank)
     export_run(tiny_run, tmp_path, ExportOptions(int8=True))
     facts = json.loads((tmp_path / "parity.json").read_text())["model.int8.onnx"]
-    assert facts["kept_in_float"] == ranked[:2] and len(ranked) > 2 and "accepted" not in facts
+    assert facts["float_layers"] == 2 and "accepted" not in facts
 
 
-def test_excluded_layers_are_limited_to_those_present() -> None:
-    assert list(export._more_and_more(lambda: list("abc"))) == [(), ("a", "b"), ("a", "b", "c")]
-    assert list(export._more_and_more(list)) == [()]
+@pytest.mark.usefixtures("quick_graph")
+def test_a_file_is_converted_like_its_run(tiny_export: Path, tiny_manifest: Path, tmp_path: Path) -> None:
+    options = ExportOptions(openvino=("int8",), images=tiny_manifest, tolerances=("overlap=0", "ndcg=1", "auc=1"))
+    written = export.export_file(tiny_export / "model.onnx", tmp_path, options)
+    assert [path.name for path in written] == ["model.onnx", "model.openvino-int8.xml"]
+    assert written[0].read_bytes() == (tiny_export / "model.onnx").read_bytes()
+    report = json.loads((tmp_path / "parity.json").read_text())
+    assert report["model.openvino-int8.xml"]["weights"] == report["model.onnx"]["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("model.onnx", {"images": None}, "expected images to compare files on, found none"),
+        ("model.onnx", {"fp16": True}, "expected a RUN for --fp16"),
+        ("model.fp16.onnx", {}, "expected a float32 .onnx file of cbmir, found .*, float16"),
+    ],
+)
+def test_files_that_cannot_be_converted(
+    name: str, options: dict[str, Any], message: str, tiny_export: Path, tiny_manifest: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        export.export_file(tiny_export / name, tmp_path, ExportOptions(**{"images": tiny_manifest} | options))
+    assert not list(tmp_path.iterdir())
 
 
 def test_images_of_the_table_of_the_run_have_the_splits_of_its_fold(tiny_manifest: Path, tiny_run: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import onnxruntime
+import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-from cbmir.export.graph_rewrite import bound_channels, graph_bytes, read_graph
+from cbmir.export.graph_rewrite import bound_channels, first_layers, graph_bytes, read_graph
 
 C = 6
 #: BN y = gamma (x - mean) / sqrt(variance + 1e-5) + beta: rising and falling channels, flat ones above and below zero.
@@ -68,3 +69,9 @@ def test_a_padded_or_larger_convolution_is_left_alone() -> None:
         found = bounded(source)
         assert [node.op_type for node in found.graph.node] == [node.op_type for node in source.graph.node]
         np.testing.assert_array_equal(answer(found), answer(source))
+
+
+@pytest.mark.parametrize(("count", "found"), [(0, ""), (1, "iCra"), (2, "iCraCp"), (3, "iCraCpCs"), (9, "iCraCpCs")])
+def test_the_first_layers_by_hand(count: int, found: str) -> None:
+    """C is a layer, every other letter a node of another kind."""
+    assert "".join(first_layers("iCraCpCs", str, "C", count)) == found

@@ -1,4 +1,4 @@
-"""OpenVINO files: precision of layers, the embedding space of int8 files, and layers that are sensitive to int8."""
+"""OpenVINO files: precision of layers, and the embedding space of int8 files."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper
 
 from cbmir.errors import ModelError, UserError
-from cbmir.export.openvino import sensitive_layers, write_openvino
+from cbmir.export.openvino import write_openvino
 from cbmir.runtime.engines.openvino import OpenVinoEngine, import_openvino
 from cbmir.runtime.engines.ort import OnnxEngine
 
@@ -89,6 +87,14 @@ def test_bfloat16_is_for_the_encoder_and_float32_for_the_head(
 
 
 @needs_bf16
+def test_the_first_layers_stay_in_float(tmp_path: Path, resnet: bytes) -> None:
+    path = tmp_path / "model.openvino-bf16.xml"
+    write_openvino(resnet, path, "bfloat16", float_layers=4)
+    convolutions, _ = precisions(path, "bf16")
+    assert list(convolutions.values()) == ["f32"] * 4 + ["bf16"] * 16
+
+
+@needs_bf16
 def test_without_the_rewriting_the_head_would_be_bfloat16(tmp_path: Path, resnet: bytes) -> None:
     """This shows why the head is rewritten: if OpenVINO changes its rule, that is no longer needed."""
     (tmp_path / "model.onnx").write_bytes(resnet)
@@ -124,41 +130,17 @@ def test_int8_is_for_the_encoder_and_float32_for_the_head(
 
 
 @pytest.mark.slow
-def test_layers_to_keep_stay_in_float(tmp_path: Path, resnet: bytes, images: NDArray[np.uint8]) -> None:
-    layers = sensitive_layers(resnet, images, images=4)
-    assert len(layers) == len(set(layers)) == 20
-    write_openvino(resnet, tmp_path / "model.xml", "int8", images, keep=layers[:3])
-    nodes = ov.Core().read_model(tmp_path / "model.xml").get_ops()
-    weights = {
-        node.get_friendly_name(): node.input_value(1).get_node().get_type_name()
-        for node in nodes
-        if node.get_type_name() == "Convolution"
-    }
-    quantised = {name for name, kind in weights.items() if kind != "Constant"}
-    assert quantised == set(layers[3:])
-    with pytest.raises(ModelError, match="expected layers of the encoder to keep in float, found nonsense"):
-        write_openvino(resnet, tmp_path / "other.xml", "int8", images, keep=["nonsense"])
-
-
-def test_the_layer_that_int8_hurts_most_is_named_first(
-    tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8]
+def test_the_first_layers_and_residual_sums_stay_in_float(
+    tmp_path: Path, resnet: bytes, images: NDArray[np.uint8]
 ) -> None:
-    """The second convolution's first input is a hundred times as large as the others, with weight 0, so the int8 steps
-    of the others are a hundred times as coarse."""
-    model = onnx.load(make_tiny_model(tmp_path / "model.onnx"))
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    kernel = numpy_helper.to_array(tensors["kernel"]).copy()
-    kernel[0] *= 100
-    tensors["kernel"].CopyFrom(numpy_helper.from_array(kernel, "kernel"))
-    second = np.random.default_rng(0).normal(size=(8, 8, 1, 1)).astype(np.float32)
-    second[:, 0] = 0
-    model.graph.initializer.append(numpy_helper.from_array(second, "second"))
-    relu = next(node for node in model.graph.node if node.op_type == "Relu")
-    relu.output[0] = "hidden"
-    position = list(model.graph.node).index(relu) + 1
-    model.graph.node.insert(position, helper.make_node("Conv", ["hidden", "second"], ["feature_map"]))
-    ranked = sensitive_layers(model.SerializeToString(), images)
-    assert len(ranked) == 2 and ranked[0] == "feature_map"  # OpenVINO names it after the output
+    write_openvino(resnet, tmp_path / "model.xml", "int8", images, float_layers=3)
+    nodes = ov.Core().read_model(tmp_path / "model.xml").get_ordered_ops()
+    weights = [node.input_value(1).get_node() for node in nodes if node.get_type_name() == "Convolution"]
+    assert [node.get_type_name() == "Constant" for node in weights] == [True] * 3 + [False] * 17
+    inputs = [[value.get_node().get_type_name() for value in node.input_values()] for node in nodes
+              if node.get_type_name() == "Add"]  # fmt: skip
+    sums = [kinds for kinds in inputs if "Constant" not in kinds]
+    assert len(sums) == 8 and not any("FakeQuantize" in kinds for kinds in sums)
 
 
 def test_a_percentile_narrows_the_ranges(tmp_path: Path, make_tiny_model: Make, images: NDArray[np.uint8]) -> None:

@@ -1,4 +1,4 @@
-"""`cbmir export` writes a finished run or an untrained encoder to model files; `cbmir parity` compares two models."""
+"""`cbmir export` writes runs, encoders and converted model files; `cbmir parity` compares the answers of two models."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ _NEEDS = (
     "cbmir export run -o models/ --openvino bf16 --int8      # the fastest on recent CPUs, and int8",
     "cbmir export run -o models/ --fp16 --tensorrt --target sm86,sm89",
     "cbmir export run -o model.onnx --images nih.csv         # the run's own images have moved",
+    "cbmir export starter -o models/ --images nih.csv --openvino bf16 --int8   # other files of a float32 file",
     "cbmir export --encoder xrv:densenet121 --weights densenet121-res224-all.pt --images nih.csv -o model.onnx",
 )
-@click.argument("run", type=PATH, required=False)
+@click.argument("model", metavar="[RUN|FILE]", type=PATH, required=False)
 @option("-o", "--output", required=True, type=click.Path(),
         help="File to write (.onnx), or a folder for model.onnx; other files are written beside it.")  # fmt: skip
 @option("--fp16", is_flag=True, help="Also NAME.fp16.onnx, its encoder in half precision: for GPUs.")
@@ -47,7 +48,7 @@ _NEEDS = (
 @option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
         help="Percentage of the values that the ranges cover.  [default: all]")  # fmt: skip
 @option("--images", type=PATH, metavar="MANIFEST",
-        help="Images for the comparison with PyTorch, if the run's own are gone or with --encoder.")  # fmt: skip
+        help="Images for the comparison, if the run's own are gone, or with FILE or --encoder.")  # fmt: skip
 @option("--encoder", help="Export this encoder with published --weights instead of a RUN. Nothing is trained: the "
         "model finds similar images and scores no findings.")  # fmt: skip
 @option("--weights", default="none", show_default=False,
@@ -64,19 +65,21 @@ _NEEDS = (
 @json_option
 @click.pass_context
 def export(
-    ctx: click.Context, /, run: Path | None, output: str, tensorrt: bool, target: str, as_json: bool,
+    ctx: click.Context, /, model: Path | None, output: str, tensorrt: bool, target: str, as_json: bool,
     encoder: str | None, weights: str, image_size: int | None, grey_range: str, intensity: str, **options: Any,
 ) -> None:  # fmt: skip
     """Export the best model of a finished RUN, or an --encoder, as one graph, from uint8 image to embedding and scores.
+    Or convert a float32 FILE, such as starter.
 
-    Each file is compared with PyTorch on held-out images (parity.json beside it). It is not written if its neighbours
-    or scores differ too much: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of the float32 file, and
-    nDCG and AUC within 0.002; int8 must keep 90%, and 0.005.
+    Each file is compared with PyTorch (or FILE) on held-out images (parity.json beside it). It is not written if its
+    neighbours or scores differ too much: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of the
+    float32 file, and nDCG and AUC within 0.002; int8 must keep 90%, and 0.005. If bf16 or int8 miss this, up to 24 of
+    the first layers stay in float.
     """
     int8 = options["int8"] or "int8" in options["openvino"]
     wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8, "--encoder": encoder}
-    if (run is None) == (encoder is None):
-        raise click.UsageError("Give a RUN or an --encoder, and not both.")
+    if (model is None) == (encoder is None):
+        raise click.UsageError("Give a RUN or FILE, or an --encoder, and not both.")
     for name, need in _NEEDS.items():
         if not wanted[need] and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             (flag,) = next(option.opts for option in ctx.command.params if option.name == name)
@@ -84,8 +87,9 @@ def export(
     require("torch", "train")
     for module in ("onnx", "onnxscript", "onnxruntime"):
         require(module, "export")
-    from cbmir.export import ExportOptions, export_encoder, export_run
+    from cbmir.export import ExportOptions, export_encoder, export_file, export_run
     from cbmir.export.export import REPORT, read_report
+    from cbmir.runtime.models.catalog import find_model
 
     targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
     chosen = ExportOptions(targets=targets, **options)
@@ -94,8 +98,9 @@ def export(
             encoder, weights, output, chosen, image_size=image_size, grey_range=grey_range, intensity=intensity
         )
     else:
-        assert run is not None
-        written = export_run(run, output, chosen)
+        assert model is not None
+        source = find_model(model)
+        written = (export_file if source.is_file() else export_run)(source, output, chosen)
     value = [{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written]
     print_answer(as_json, value, "\n".join(map(str, written)))
 

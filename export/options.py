@@ -1,0 +1,47 @@
+"""The options of an export."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbmir.errors import UserError
+from cbmir.export.calibration import check_percentile
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The files to write beside the float32 file, and how. See `cbmir export --help`.
+
+    Args:
+        openvino: bf16, int8 or both.
+        targets: TensorRT targets (sm86 …, or current).
+        images: A manifest of images for the comparison, instead of the run's images; required for an encoder or file.
+        calibrate: A manifest to calibrate int8 on, instead of the run's images or `images`.
+        percentile: Limits the ranges of activations in calibration; in (50, 100].
+        tolerances: NAME=NUMBER for `ParityLimits.changed`.
+        accept_parity_loss: Also write files that miss their limits.
+    """
+
+    fp16: bool = False
+    int8: bool = False
+    openvino: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    max_batch: int = 32
+    images: Path | None = None
+    calibrate: Path | None = None
+    calibration_images: int = 96
+    percentile: float | None = None
+    tolerances: tuple[str, ...] = ()
+    accept_parity_loss: bool = False
+
+    @property
+    def quantises(self) -> bool:
+        """Whether any file is int8."""
+        return self.int8 or "int8" in self.openvino
+
+    def __post_init__(self) -> None:
+        check_percentile(self.percentile)
+        unknown = sorted(set(self.openvino) - {"bf16", "int8"})
+        if unknown:
+            raise UserError(f"expected bf16 or int8 for OpenVINO, found {', '.join(unknown)}")
