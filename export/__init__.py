@@ -1,4 +1,4 @@
-"""cbmir.export: export a finished run or an encoder to files that answer as PyTorch does.
+"""cbmir.export: export a run, an encoder or a float32 file to files that answer as it does.
 
 ::
 

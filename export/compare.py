@@ -21,7 +21,7 @@ from cbmir.preprocessing import PreprocessSpec
 from cbmir.runtime.engines.base import Outputs
 from cbmir.training.config import TrainConfig
 from cbmir.training.dataset import cached_images, evaluation_batches
-from cbmir.training.evaluate import SEEN, Embedder, labels_of, opened_model, splits_of
+from cbmir.training.evaluate import Embedder, labels_of, opened_model, splits_of
 from cbmir.training.run import training_manifest
 from cbmir.training.splits import EVERY_IMAGE
 
@@ -50,10 +50,25 @@ def run_sample(config: TrainConfig, card: ModelCard, images: Path | None) -> Sam
 
     Raises RunError if the run's images are missing or changed, ManifestError or SplitError for the manifest.
     """
-    if config.fold == EVERY_IMAGE and not images:
-        log.warning(SEEN)
     with _explained(images, "An exported file is compared with PyTorch on real images", "--images"):
-        return sample_of(splits_of(card, read_manifest(images)) if images else training_manifest(config), card)
+        if images:
+            return sample_from(images, card)
+        _warn_if_seen(card)
+        return sample_of(training_manifest(config), card)
+
+
+def sample_from(images: Path, card: ModelCard) -> Sample:
+    """Read the images of a manifest file, with the splits of the model's fold. Raises ManifestError, SplitError."""
+    table = read_manifest(images)
+    if table.fingerprint == card.training.get("manifest_fingerprint"):
+        _warn_if_seen(card)
+    return sample_of(splits_of(card, table), card)
+
+
+def _warn_if_seen(card: ModelCard) -> None:
+    if card.training.get("fold") == EVERY_IMAGE:
+        log.warning("No image was held out of the model's training: files are compared on images that it was trained "
+                    "on, which lie further apart than new ones. Give others with --images.")  # fmt: skip
 
 
 @contextmanager
@@ -150,9 +165,8 @@ def compare_models(a: Path, b: Path, manifest: Path, tolerances: Sequence[str] =
         ManifestError, SplitError, ModelError: See the message.
         UserError: The models cannot be compared.
     """
-    table = read_manifest(manifest)
     with opened_model(a) as (card, embedder):
-        sample = sample_of(splits_of(card, table), card)
+        sample = sample_from(manifest, card)
         reference = sample.answers(embedder, a.name)
     with opened_model(b) as (other, embedder):
         if card.labels.names != other.labels.names:

@@ -44,9 +44,9 @@ def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
     found = {
         str(node.outputs[0].name): (node, consumers)
         for node in model.graph
-        if node.op_type == "Conv" and not _is_depthwise_point(node)
+        if node.op_type == "Conv" and not is_depthwise_point(node)
         if (consumers := list(_consumers(node.outputs[0])))
-        and all(_is_depthwise_point(consumer.node) for consumer in consumers)
+        and all(is_depthwise_point(consumer.node) for consumer in consumers)
     }
     ranges = channel_ranges(model, list(found), images) if found else {}
     for name, (writer, consumers) in found.items():
@@ -58,7 +58,8 @@ def equalise(model: ir.Model, images: NDArray[np.uint8]) -> None:
             _rescale(writer, consumers, shift, scale)
 
 
-def _is_depthwise_point(node: ir.Node | None) -> bool:
+def is_depthwise_point(node: ir.Node | None) -> bool:
+    """Return whether a node scales and shifts channels, as a BatchNorm does (see `quantisable`)."""
     if node is None or node.op_type != "Conv" or len(node.inputs) < 3 or _pads(node):
         return False
     channels, *_, height, width = array(node.inputs[1]).shape

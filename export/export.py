@@ -1,4 +1,4 @@
-"""`cbmir export`: write the best model of a run, or an untrained encoder, to files that answer as PyTorch does."""
+"""`cbmir export`: write the best model of a run, an untrained encoder or a converted file, and check its answers."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 from cbmir.card import ModelCard
 from cbmir.errors import EngineError, ModelError, ParityError, UserError
 from cbmir.export import openvino, quantize_ort, tensorrt
-from cbmir.export.compare import Sample, calibration_of, calibration_pixels, run_sample, sample_of
+from cbmir.export.compare import Sample, calibration_of, calibration_pixels, run_sample, sample_from
 from cbmir.export.graph_rewrite import encoder_nodes, read_graph
 from cbmir.export.onnx_graph import to_onnx
-from cbmir.export.options import ExportOptions
+from cbmir.export.options import ExportOptions, check_possible
 from cbmir.export.parity import LIMITS, Parity, measure_parity
 from cbmir.files import write_json
 from cbmir.input_file import read_json
 from cbmir.machine import describe_machine, versions
 from cbmir.manifest import read_manifest
 from cbmir.runtime.engines.base import Outputs
-from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
 from cbmir.runtime.engines.registry import why_not
 from cbmir.runtime.engines.tensorrt import read_plan_info
 from cbmir.training.embedding_model import embedding_model
-from cbmir.training.evaluate import embed, on_fastest_device, opened_model, splits_of
+from cbmir.training.evaluate import embed, on_fastest_device, opened_model
 from cbmir.training.model import RetrievalModel
 from cbmir.training.run import load_model
 
@@ -42,7 +41,7 @@ log = logging.getLogger("cbmir")
 REPORT = "parity.json"
 #: Numbers of first layers to keep in float in a bfloat16 or int8 file, tried in this order until the file is within
 #: its limits. Errors of the first layers grow on their way through the network.
-FLOAT_LAYERS = (0, 2, 4, 8, 16, 24)
+FLOAT_LAYERS = (0, 2, 4, 8, 16, 32)
 _ADVICE = {
     "float32": "A network that has hardly learnt may be this sensitive to rounding. Otherwise this is a bug in the "
     "exporter: please report it.",
@@ -50,7 +49,7 @@ _ADVICE = {
     "bfloat16": "This model needs float32: export it without --openvino bf16.",
     "int8": "Give more images with --calibrate and --calibration-images, or export it without int8.",
 }
-#: Writes a file, a bfloat16 or int8 file with that many layers in float.
+#: Writes a file. The number is that of first layers in float, for bfloat16 and int8.
 Write = Callable[[Path, int], object]
 
 
@@ -81,32 +80,39 @@ def export_run(run: Path, output: str | Path, options: ExportOptions | None = No
         pixels = calibration_pixels(config, card, options.calibrate, options.calibration_images, sample.cases.asking)
     with opened_model(run) as (_, embedder):
         reference = sample.answers(embedder, "PyTorch")
-    return _write(*_graphs(model, card, options), _Export(target, card, options, sample, reference), pixels)
+    return _write_all(model, _Export(target, card, options, sample, reference), pixels)
 
 
 def export_file(model: Path, output: str | Path, options: ExportOptions) -> list[Path]:
-    """Convert a float32 file of cbmir, such as the starter, to the other files, which are compared with it.
+    """Convert a float32 file of cbmir, such as the starter, to other files, which are compared with it.
 
     Args:
-        model: The file (`runtime.models.catalog.find_model` gives that of the starter).
+        model: The file, which is not copied (`runtime.models.catalog.find_model` gives that of the starter).
         output: As in `export_run`.
-        options: `images` is required: the files are compared on them. There is no `fp16`, which needs the run.
+        options: `images` is required: the files are compared on them. `fp16` needs the run.
 
     Raises:
-        UserError: No images, `fp16`, or not a float32 file.
+        UserError: No images, no file to write, `fp16`, or not a float32 file.
         ModelError: The file cannot be read.
         ManifestError, SplitError: The images cannot be used.
         ParityError: Files miss their limits; the others are written.
     """
-    target = _target(output, options)
     if options.fp16:
         raise UserError(f"expected a RUN for --fp16, found {model}; export the run that it was made from")
+    if not (options.quantises or options.openvino or options.targets):
+        raise UserError("expected files to convert to, found none; give --openvino, --int8 or --tensorrt")
+    wanted = f"expected a float32 .onnx file of cbmir, such as model.onnx, found {model}"
+    if model.suffix != ".onnx":
+        raise UserError(wanted)
+    target = _target(output, options)
     with opened_model(model) as (card, embedder):
-        if model.suffix != ".onnx" or card.precision != "float32":
-            raise UserError(f"expected a float32 .onnx file of cbmir, found {model}, {card.precision}")
+        if card.precision != "float32":
+            raise UserError(f"{wanted}, which is {card.precision}")
         sample, pixels = _given_images(card, options)
         reference = sample.answers(embedder, model.name)
-    return _write(model.read_bytes(), None, _Export(target, card, options, sample, reference), pixels)
+    exact = model.read_bytes()
+    _check_encoder(exact, options)
+    return _write(exact, None, _Export(target, card, options, sample, reference, model.name), pixels)
 
 
 def export_encoder(
@@ -136,12 +142,12 @@ def export_encoder(
     network = copy.deepcopy(model)
     on_fastest_device(network)
     reference = sample.answers(partial(embed, network), "PyTorch")
-    return _write(*_graphs(model, card, options), _Export(target, card, options, sample, reference), pixels)
+    return _write_all(model, _Export(target, card, options, sample, reference), pixels)
 
 
 def _target(output: str | Path, options: ExportOptions) -> Path:
     """Check that the export is possible, and return the path of the float32 file."""
-    _check_possible(options)
+    check_possible(options)
     target = output_file(output)
     read_report(target.parent / REPORT)  # fail now if the older report is damaged
     return target
@@ -151,32 +157,36 @@ def _given_images(card: ModelCard, options: ExportOptions) -> tuple[Sample, NDAr
     """Read the images of `options.images` to compare files on, and those to calibrate int8 on if any file is int8."""
     if options.images is None:
         raise UserError("expected images to compare files on, found none; give a manifest with --images")
-    sample = sample_of(splits_of(card, read_manifest(options.images)), card)
+    sample = sample_from(options.images, card)
     if not options.quantises:
         return sample, None
     table = read_manifest(options.calibrate or options.images)
     return sample, calibration_of(table, card, options.calibration_images, sample.cases.asking)
 
 
-def _graphs(model: RetrievalModel, card: ModelCard, options: ExportOptions) -> tuple[bytes, bytes | None]:
-    """Return the float32 file, and the float16 file if it is wanted."""
-    return to_onnx(model, card), to_onnx(model, card, "float16") if options.fp16 else None
+def _check_encoder(exact: bytes, options: ExportOptions) -> None:
+    if options.int8 and any(node.op_type == "MatMul" for node in encoder_nodes(read_graph(exact))):
+        raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
+                        "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
+
+
+def _write_all(model: RetrievalModel, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
+    """Write the float32 file of a model, and the other files."""
+    exact = to_onnx(model, export.card)
+    _check_encoder(exact, export.options)
+    export.add(".onnx", lambda path, _: path.write_bytes(exact))
+    half = to_onnx(model, export.card, "float16") if export.options.fp16 else None
+    return _write(exact, half, export, pixels)
 
 
 def _write(exact: bytes, half: bytes | None, export: _Export, pixels: NDArray[np.uint8] | None) -> list[Path]:
-    """Write all files of a model. `pixels` are the images to calibrate int8 on."""
-    options = export.options
-    kinds = [node.op_type for node in encoder_nodes(read_graph(exact))]
-    if options.int8 and "MatMul" in kinds:
-        raise UserError("expected a convolutional encoder for --int8, found a transformer, which ONNX Runtime would "
-                        "still run almost entirely in float; use --openvino int8 or bf16, or --fp16")  # fmt: skip
-    export.add(".onnx", lambda path, _: path.write_bytes(exact))  # all other files are made from it
-    layers = kinds.count("Conv") + kinds.count("MatMul")
+    """Write all other files, which are made from the float32 file `exact`. `pixels` are for calibrating int8."""
+    layers = sum(node.op_type == "Conv" for node in encoder_nodes(read_graph(exact)))
     steps = [count for count in FLOAT_LAYERS if count < layers]
     refused = []
-    for ending, write, in_steps in _others(options, exact, half, pixels):
+    for ending, write, in_steps in _others(export.options, exact, half, pixels):
         try:
-            export.add(ending, write, steps if in_steps else (0,), 0 if pixels is None else len(pixels))
+            export.add(ending, write, steps if in_steps else None, 0 if pixels is None else len(pixels))
         except ParityError as error:
             refused.append(str(error))
     export.warn_of_older()
@@ -222,41 +232,29 @@ def _others(
         )
 
 
-def _check_possible(options: ExportOptions) -> None:
-    """Check tolerances, packages, the processor and GPUs before the long work begins."""
-    LIMITS["float32"].changed(*options.tolerances)
-    if options.openvino:
-        import_openvino()
-    if "bf16" in options.openvino and (why := why_no_bfloat16()):
-        raise EngineError(why)
-    if "int8" in options.openvino:
-        openvino.import_nncf()
-    for target in options.targets:
-        tensorrt.resolve_target(target)
-
-
 @dataclass(eq=False)
 class _Export:
-    """The target of an export, the answers to compare with, and the files written so far."""
+    """The target of an export, the answers to compare with and whose they are, and the files written so far."""
 
     target: Path
     card: ModelCard
     options: ExportOptions
     sample: Sample
     reference: Outputs
+    source: str = "PyTorch"
     written: list[Path] = field(default_factory=list)
 
-    def add(self, ending: str, write: Write, steps: Sequence[int] = (0,), calibrated_on: int = 0) -> None:
+    def add(self, ending: str, write: Write, steps: Sequence[int] | None = None, calibrated_on: int = 0) -> None:
         """Write a file, compare it, and keep it if it is within its limits. Raises ParityError.
 
         A TensorRT plan that cannot run here is kept, and the report says why it was not compared. `steps` are numbers
-        of layers in float: the first with which the file is within its limits is kept. If no step is enough and parity loss
-        is accepted, the first step is kept.
+        of layers in float; the first with which the file is within its limits is kept. If no step is enough and parity
+        loss is accepted, the first one is kept. None: the file has no such layers.
         """
         path = self.target.with_name(self.target.stem + ending)
         tries = []
         with TemporaryDirectory(dir=path.parent, prefix=".export-", suffix=".part") as folder:
-            for kept in steps:
+            for kept in steps or (0,):
                 staged = Path(folder, str(kept), path.name)
                 staged.parent.mkdir()
                 write(staged, kept)
@@ -267,16 +265,16 @@ class _Export:
                 tries.append((staged, card, parity, kept))
                 if not parity.failures:
                     break
-                if len(steps) > 1:
+                if steps:
                     log.info("%s with %d layers in float: %s", path.name, kept, "; ".join(parity.failures))
             if parity.failures and not self.options.accept_parity_loss:
                 raise ParityError(
-                    f"{path} was not written, since it answers differently from PyTorch: expected "
+                    f"{path} was not written, since it answers differently from {self.source}: expected "
                     f"{'; '.join(parity.failures)}. {_ADVICE[card.precision]} --accept-parity-loss writes it all the "
                     f"same.{self._older(path.name)}"
                 )
             staged, card, parity, kept = tries[0 if parity.failures else -1]
-            facts: dict[str, Any] = {"float_layers": kept} if len(steps) > 1 else {}
+            facts: dict[str, Any] = {"float_layers": kept} if steps else {}
             if card.precision == "int8":
                 facts |= {"calibration_images": calibrated_on, "percentile": self.options.percentile}
             self._let_in(staged, card, parity, facts)
@@ -311,6 +309,7 @@ class _Export:
             "sha256": hashlib.sha256(staged.read_bytes()).hexdigest(),
             "fingerprint": card.fingerprint,
             "weights": card.weights,
+            "compared_with": self.source,
             **({"not_compared": found} if isinstance(found, str) else found.to_json()),
             **more,
             "processor": " ".join([machine["processor"], *machine["features"]]),
@@ -318,7 +317,9 @@ class _Export:
         }
         if isinstance(found, Parity) and found.failures:
             facts["accepted"] = list(found.failures)
-            log.warning("%s answers differently from PyTorch, as was accepted: %s.", path, "; ".join(found.failures))
+            log.warning(
+                "%s answers differently from %s, as was accepted: %s.", path, self.source, "; ".join(found.failures)
+            )
         files = sorted(staged.parent.iterdir(), key=lambda file: file == staged)
         size = sum(file.stat().st_size for file in files)
         for file in files:  # companions first, so that the file never exists without them
@@ -327,7 +328,8 @@ class _Export:
         write_json(report, read_report(report) | {path.name: facts})  # read again: another export may have written it
         self.written.append(path)
         words = f"not compared here: {found}" if isinstance(found, str) else str(found)
-        log.info("%s: %s, %.1f MB; %s.", path.name, card.precision, size / 1e6, words)
+        in_float = f", {more['float_layers']} layers in float" if "float_layers" in more else ""
+        log.info("%s: %s%s, %.1f MB; %s.", path.name, card.precision, in_float, size / 1e6, words)
 
     def _older(self, name: str) -> str:
         """Return a sentence about the older file of that name, which is kept; "" without one."""

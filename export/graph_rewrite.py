@@ -6,7 +6,7 @@ prepares a graph for int8.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
@@ -46,12 +46,11 @@ def encoder_nodes(model: ir.Model) -> list[ir.Node]:
     return [node for node in model.graph if node in found]
 
 
-def first_layers(nodes: Iterable[Node], kind: Callable[[Node], str], kinds: Collection[str], count: int) -> list[Node]:
-    """Return the nodes, in graph order, up to the layer with number `count` and from there to the next layer; none for
-    0. Layers are the nodes whose `kind` is one of `kinds`."""
+def first_layers(nodes: Iterable[Node], is_layer: Callable[[Node], bool], count: int) -> list[Node]:
+    """Return the first `count` layers and all nodes before the next one, of nodes in graph order; none for 0."""
     found: list[Node] = []
     for node in nodes if count else ():
-        count -= kind(node) in kinds
+        count -= is_layer(node)
         if count < 0:
             break
         found.append(node)

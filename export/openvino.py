@@ -29,7 +29,6 @@ from cbmir.runtime.engines.openvino import WEIGHTS_KEY, hidden, import_openvino
 
 OpenVinoPrecision = Literal["bfloat16", "int8"]
 _METADATA = "framework"  # where OpenVINO stores the metadata of an ONNX file
-_LAYERS = ("Convolution", "GroupConvolution", "MatMul")
 
 
 def write_openvino(
@@ -39,8 +38,13 @@ def write_openvino(
     """Write a .xml file and the .bin beside it. An int8 file has its own embedding space: the fingerprint in its card
     ends with the first digits of the SHA-256 of the .bin.
 
-    See `quantize_ort.to_int8` for the arguments. Here matrix products count as layers too, and in bfloat16 only the
-    sums between the first layers stay in float.
+    Args:
+        model: The bytes of a float32 file of `cbmir export`.
+        path: The .xml file.
+        precision: `bfloat16` or `int8`.
+        calibration: For int8: real images, uint8 [M, 1, S, S].
+        float_layers: As in `quantize_ort.to_int8`; in bfloat16, later sums of residual connections are not in float.
+        percentile: As in `quantize_ort.to_int8`.
 
     Raises:
         ModelError: No images for int8.
@@ -59,9 +63,9 @@ def write_openvino(
         graph = _quantise(_read(equalised(model, calibration)), calibration, float_layers, percentile)
     else:
         for node in _first_layers(graph, float_layers):
-            # OpenVINO's CPU plugin keeps float for this mark in bfloat16 too, and writes it to the file
-            # (openvinotoolkit/openvino pull requests 20625 and 36719).
-            node.get_rt_info()["precise_0"] = ""
+            # The mark is meant for float16, but the CPU plugin also follows it in bfloat16 (openvinotoolkit/openvino
+            # pull requests 20625, 21440 and 36719).
+            _kept_pooling(node).get_rt_info()["precise_0"] = ""
     _save(graph, card, path)
 
 
@@ -94,13 +98,30 @@ def _encoder(graph: Any) -> dict[str, Any]:
 
 
 def _first_layers(graph: Any, count: int) -> list[Any]:
-    return first_layers(_encoder(graph).values(), lambda node: str(node.get_type_name()), _LAYERS, count)
+    return first_layers(_encoder(graph).values(), _is_layer, count)
 
 
-def _is_sum(node: Any) -> bool:
-    """Return whether a node adds two maps, not a bias."""
-    kinds = [value.get_node().get_type_name() for value in node.input_values()]
-    return node.get_type_name() == "Add" and "Constant" not in kinds
+def _is_layer(node: Any) -> bool:
+    """Return whether a node is a convolution, but not a BatchNorm that became a depthwise 1x1 convolution."""
+    kind = node.get_type_name()
+    return kind == "Convolution" or (
+        kind == "GroupConvolution" and list(node.input_value(1).get_partial_shape())[-2:] != [1, 1]
+    )
+
+
+def _kept_pooling(node: Any) -> Any:
+    """Replace a MaxPool by an older version of it, which keeps its mark when the CPU plugin compiles the graph. Return
+    the new node, or any other node as it is."""
+    if node.get_type_name() != "MaxPool" or any(size != 1 for size in node.get_attributes().get("dilations", [])):
+        return node
+    facts = node.get_attributes()
+    older = import_openvino().opset1.max_pool(
+        node.input_value(0), facts["strides"], facts["pads_begin"], facts["pads_end"], facts["kernel"],
+        facts["rounding_type"], facts["auto_pad"],
+    )  # fmt: skip
+    for reader in node.output(0).get_target_inputs():
+        reader.replace_source_output(older.output(0))
+    return older
 
 
 def _quantise(graph: Any, images: NDArray[np.uint8], float_layers: int, percentile: float | None) -> Any:
@@ -109,7 +130,7 @@ def _quantise(graph: Any, images: NDArray[np.uint8], float_layers: int, percenti
     names = {node.get_friendly_name() for node in graph.get_ordered_ops()}
     products = [node for node in encoder.values() if node.get_type_name() == "MatMul"]
     first = _first_layers(graph, float_layers)
-    sums = [node for node in encoder.values() if _is_sum(node)] if first else []
+    sums = [node for node in encoder.values() if node.get_type_name() == "Add"] if first else []
     in_float = {node.get_friendly_name() for node in (*first, *sums)}
     ranges = nncf.quantization.range_estimator
     options = nncf.AdvancedQuantizationParameters(
@@ -154,6 +175,9 @@ def _save(graph: Any, card: ModelCard, path: Path) -> None:
         graph.set_rt_info(sha256, [_METADATA, WEIGHTS_KEY])
         graph.set_rt_info(card.dumps(), [_METADATA, CARD_KEY])
         ov.serialize(graph, xml, weights)
+        # OpenVINO 2026.0 knows only the older form of the mark in `write_openvino`.
+        newer, older = 'name="DisablePrecisionConversion" version="0" value="dynamic:f16"', 'name="precise" version="0"'
+        xml.write_text(xml.read_text("utf-8").replace(newer, older), "utf-8")
         for file in (weights, xml):
             with replacing(path.with_suffix(file.suffix)) as temporary:
                 shutil.copyfile(file, temporary)

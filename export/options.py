@@ -1,12 +1,15 @@
-"""The options of an export."""
+"""The options of an export, and whether it is possible on this machine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbmir.errors import UserError
+from cbmir.errors import EngineError, UserError
+from cbmir.export import openvino, tensorrt
 from cbmir.export.calibration import check_percentile
+from cbmir.export.parity import LIMITS
+from cbmir.runtime.engines.openvino import import_openvino, why_no_bfloat16
 
 
 @dataclass(frozen=True)
@@ -45,3 +48,16 @@ class ExportOptions:
         unknown = sorted(set(self.openvino) - {"bf16", "int8"})
         if unknown:
             raise UserError(f"expected bf16 or int8 for OpenVINO, found {', '.join(unknown)}")
+
+
+def check_possible(options: ExportOptions) -> None:
+    """Check tolerances, packages, the processor and GPUs before the long work begins."""
+    LIMITS["float32"].changed(*options.tolerances)
+    if options.openvino:
+        import_openvino()
+    if "bf16" in options.openvino and (why := why_no_bfloat16()):
+        raise EngineError(why)
+    if "int8" in options.openvino:
+        openvino.import_nncf()
+    for target in options.targets:
+        tensorrt.resolve_target(target)

@@ -24,7 +24,7 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from cbmir.card import CARD_KEY, HEAD_KEY, ModelCard
 from cbmir.errors import CardError, UserError, require
 from cbmir.export.calibration import check_percentile, tensor_ranges
-from cbmir.export.equalization import equalise
+from cbmir.export.equalization import equalise, is_depthwise_point
 from cbmir.export.graph_rewrite import encoder_nodes, first_layers, quantisable, read_graph
 
 _ACTIVATIONS = ("Relu", "Clip")
@@ -45,8 +45,8 @@ def to_int8(
     Args:
         model: The bytes of a float32 file of `cbmir export`.
         calibration: Real images, uint8 [M, 1, S, S], from which the ranges of activations are taken.
-        float_layers: Number of convolutions from the image on that stay in float, with everything between them. Unless
-            it is 0, the sums of all residual connections stay in float too.
+        float_layers: Number of convolutions from the image on that stay in float, with everything between them. If it
+            is above 0, the sums of residual connections stay in float too.
         percentile: In (50, 100]: a range is the mean of the images' percentiles. None: a range goes from the smallest
             to the largest value.
 
@@ -136,7 +136,7 @@ def _quantise(
     quantization = require("onnxruntime.quantization", "export")
 
     encoder = encoder_nodes(model)
-    first = first_layers(encoder, lambda node: node.op_type, ("Conv",), float_layers)
+    first = first_layers(encoder, lambda node: node.op_type == "Conv" and not is_depthwise_point(node), float_layers)
     sums = [node for node in encoder if node.op_type == "Add"] if first else []
     in_float = [node.name for node in model.graph if node in first or node in sums or node not in encoder]
     ranges = {name: [{"scale": np.array(step), "zero_point": np.array(zero)}] for name, (step, zero) in grids.items()}

@@ -249,13 +249,6 @@ def evaluate_model(
         return evaluate(*sides, names, k=k, card=card)
 
 
-#: A warning about a comparison of files.
-SEEN = (
-    "No image was held out of the model's training: files are compared on images that it was trained on, which lie "
-    "further apart than new ones. Give other images."
-)
-
-
 @contextmanager
 def opened_model(model: Path) -> Iterator[tuple[ModelCard, Embedder]]:
     """Open a RUN folder or an exported model; yield its card and a function that embeds batches."""
@@ -277,8 +270,6 @@ def splits_of(card: ModelCard, manifest: Manifest) -> Manifest:
     if card.has_findings and manifest.fingerprint != card.training.get("manifest_fingerprint"):
         log.warning("This is not the table that the model was trained on: its patients may be among the queries.")
         fold = ""
-    elif fold == EVERY_IMAGE:
-        log.warning(SEEN)
     elif fold:
         log.info("Fold %s, as in training.", fold)
     return with_fold(manifest, fold)

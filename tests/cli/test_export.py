@@ -10,6 +10,7 @@ import pytest
 from cbmir import export
 from cbmir.export import ExportOptions, ParityLimits
 from cbmir.export import export as export_module
+from cbmir.runtime.models.catalog import model_file
 from command_line import run
 
 Captured = pytest.CaptureFixture[str]
@@ -28,10 +29,23 @@ def test_export(tiny_run: Path, tmp_path: Path, capfd: Captured) -> None:
 
 
 def test_a_file(tiny_export: Path, tiny_manifest: Path, tmp_path: Path, capfd: Captured) -> None:
-    assert run("export", tiny_export / "model.onnx", "-o", f"{tmp_path}/more/", "--images", tiny_manifest) == 0
-    assert capfd.readouterr().out.splitlines() == [str(tmp_path / "more" / "model.onnx")]
-    assert run("export", tiny_export / "model.onnx", "-o", tmp_path) == 2
-    assert "give a manifest with --images" in capfd.readouterr().err
+    wanted = ("--openvino", "int8", "--images", tiny_manifest, "--accept-parity-loss")
+    assert run("export", tiny_export / "model.onnx", "-o", f"{tmp_path}/more/", *wanted) == 0
+    assert capfd.readouterr().out.splitlines() == [str(tmp_path / "more" / "model.openvino-int8.xml")]
+    for model, words in (
+        (tiny_export / "model.onnx", "give --openvino, --int8 or --tensorrt"),
+        (tmp_path / "none.onnx", "none.onnx: no such file."),
+        (tmp_path / "more", "found a folder of model files"),
+    ):
+        assert run("export", model, "-o", tmp_path, "--images", tiny_manifest) == 2
+        assert words in capfd.readouterr().err
+
+
+def test_the_starter_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(export, "export_file", lambda model, *_: asked.append(model) or [])
+    assert run("export", "starter", "-o", tmp_path, "--int8") == 0
+    assert asked == [model_file("starter")]
 
 
 def test_errors(tiny_run: Path, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:

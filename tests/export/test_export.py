@@ -294,7 +294,7 @@ def test_a_wrong_tolerance_is_reported_before_the_work(tmp_path: Path) -> None:
 
 
 def test_missing_bfloat16_support_is_reported_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "why_no_bfloat16", lambda: "no AMX")
+    monkeypatch.setattr("cbmir.export.options.why_no_bfloat16", lambda: "no AMX")
     with pytest.raises(EngineError, match="no AMX"):
         export_run(tmp_path / "no run", tmp_path, ExportOptions(openvino=("bf16",)))
 
@@ -410,32 +410,6 @@ def test_int8_that_meets_its_limits_with_two_layers_in_float(
     export_run(tiny_run, tmp_path, ExportOptions(int8=True))
     facts = json.loads((tmp_path / "parity.json").read_text())["model.int8.onnx"]
     assert facts["float_layers"] == 2 and "accepted" not in facts
-
-
-@pytest.mark.usefixtures("quick_graph")
-def test_a_file_is_converted_like_its_run(tiny_export: Path, tiny_manifest: Path, tmp_path: Path) -> None:
-    options = ExportOptions(openvino=("int8",), images=tiny_manifest, tolerances=("overlap=0", "ndcg=1", "auc=1"))
-    written = export.export_file(tiny_export / "model.onnx", tmp_path, options)
-    assert [path.name for path in written] == ["model.onnx", "model.openvino-int8.xml"]
-    assert written[0].read_bytes() == (tiny_export / "model.onnx").read_bytes()
-    report = json.loads((tmp_path / "parity.json").read_text())
-    assert report["model.openvino-int8.xml"]["weights"] == report["model.onnx"]["fingerprint"]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("model.onnx", {"images": None}, "expected images to compare files on, found none"),
-        ("model.onnx", {"fp16": True}, "expected a RUN for --fp16"),
-        ("model.fp16.onnx", {}, "expected a float32 .onnx file of cbmir, found .*, float16"),
-    ],
-)
-def test_files_that_cannot_be_converted(
-    name: str, options: dict[str, Any], message: str, tiny_export: Path, tiny_manifest: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=message):
-        export.export_file(tiny_export / name, tmp_path, ExportOptions(**{"images": tiny_manifest} | options))
-    assert not list(tmp_path.iterdir())
 
 
 def test_images_of_the_table_of_the_run_have_the_splits_of_its_fold(tiny_manifest: Path, tiny_run: Path) -> None:

@@ -305,6 +305,13 @@ def test_the_first_layers_and_residual_sums_stay_in_float(mobile: bytes, images:
     assert [reader.op_type for reader in total.outputs[0].consumers()] == ["Relu"]
 
 
+def test_a_batch_norm_does_not_count_as_a_layer(dense: bytes, images: Images) -> None:
+    """The norm between the first convolution and the second is a depthwise convolution in the int8 graph."""
+    model = read_graph(to_int8(dense, images, float_layers=1))
+    in_float = {node.name for node in of_kind(model, "Conv") if node.inputs[1] and node.inputs[1].const_value}
+    assert in_float == {"Conv:n0", "BatchNormalization:n1"}
+
+
 def test_a_file_with_all_layers_in_float_answers_like_its_source(mobile: bytes, images: Images) -> None:
     all_in_float = to_int8(mobile, images, float_layers=4)
     (exact,), (found,) = (answers(which, images, "embedding") for which in (mobile, all_in_float))

@@ -43,7 +43,7 @@ _NEEDS = (
         help="GPUs of the plans by compute capability (sm86, sm89 …); current: the one of this machine.")  # fmt: skip
 @option("--max-batch", default=32, type=click.IntRange(1), help="Largest batch of the plans.")
 @option("--calibrate", type=PATH, metavar="MANIFEST",
-        help="Images that set the ranges of int8.  [default: the run's training images]")  # fmt: skip
+        help="Images that set the ranges of int8.  [default: training images of the run, or --images]")  # fmt: skip
 @option("--calibration-images", default=96, type=click.IntRange(1), help="Maximum number of images for calibration.")
 @option("--calibration-percentile", "percentile", type=click.FloatRange(50, 100, min_open=True),
         help="Percentage of the values that the ranges cover.  [default: all]")  # fmt: skip
@@ -68,13 +68,13 @@ def export(
     ctx: click.Context, /, model: Path | None, output: str, tensorrt: bool, target: str, as_json: bool,
     encoder: str | None, weights: str, image_size: int | None, grey_range: str, intensity: str, **options: Any,
 ) -> None:  # fmt: skip
-    """Export the best model of a finished RUN, or an --encoder, as one graph, from uint8 image to embedding and scores.
-    Or convert a float32 FILE, such as starter.
+    """Export the best model of a finished RUN, or an --encoder, as one graph, from uint8 image to embedding and scores;
+    or convert FILE, a float32 .onnx file or `starter`.
 
     Each file is compared with PyTorch (or FILE) on held-out images (parity.json beside it). It is not written if its
     neighbours or scores differ too much: fp16 and bf16 must keep 97% of the ten nearest, 95% in a gallery of the
-    float32 file, and nDCG and AUC within 0.002; int8 must keep 90%, and 0.005. If bf16 or int8 miss this, up to 24 of
-    the first layers stay in float.
+    float32 file, and nDCG and AUC within 0.002; int8 must keep 90%, and 0.005. If bf16 or int8 miss this, the first
+    2, 4, 8, 16 or 32 convolutions stay in float.
     """
     int8 = options["int8"] or "int8" in options["openvino"]
     wanted = {"--tensorrt": tensorrt, "--int8 or --openvino int8": int8, "--encoder": encoder}
@@ -89,6 +89,7 @@ def export(
         require(module, "export")
     from cbmir.export import ExportOptions, export_encoder, export_file, export_run
     from cbmir.export.export import REPORT, read_report
+    from cbmir.runtime.engines.registry import model_files
     from cbmir.runtime.models.catalog import find_model
 
     targets = tuple(dict.fromkeys(word.strip() for word in target.split(","))) if tensorrt else ()
@@ -100,6 +101,10 @@ def export(
     else:
         assert model is not None
         source = find_model(model)
+        if source.is_dir() and model_files(source):
+            raise click.UsageError(f"{model}: expected a RUN or FILE, found a folder of model files; name one.")
+        if source.suffix and not source.exists():
+            raise click.UsageError(f"{model}: no such file.")
         written = (export_file if source.is_file() else export_run)(source, output, chosen)
     value = [{"file": path, **read_report(path.with_name(REPORT))[path.name]} for path in written]
     print_answer(as_json, value, "\n".join(map(str, written)))
