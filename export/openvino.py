@@ -104,21 +104,17 @@ def _first_layers(graph: Any, count: int) -> list[Any]:
 def _is_layer(node: Any) -> bool:
     """Return whether a node is a convolution, but not a BatchNorm that became a depthwise 1x1 convolution."""
     kind = node.get_type_name()
-    return kind == "Convolution" or (
-        kind == "GroupConvolution" and list(node.input_value(1).get_partial_shape())[-2:] != [1, 1]
-    )
+    return kind == "Convolution" or (kind == "GroupConvolution" and list(node.input_value(1).shape)[-2:] != [1, 1])
 
 
 def _kept_pooling(node: Any) -> Any:
     """Replace a MaxPool by an older version of it, which keeps its mark when the CPU plugin compiles the graph. Return
     the new node, or any other node as it is."""
-    if node.get_type_name() != "MaxPool" or any(size != 1 for size in node.get_attributes().get("dilations", [])):
-        return node
     facts = node.get_attributes()
-    older = import_openvino().opset1.max_pool(
-        node.input_value(0), facts["strides"], facts["pads_begin"], facts["pads_end"], facts["kernel"],
-        facts["rounding_type"], facts["auto_pad"],
-    )  # fmt: skip
+    if node.get_type_name() != "MaxPool" or set(facts["dilations"]) != {1}:
+        return node
+    names = ("strides", "pads_begin", "pads_end", "kernel", "rounding_type", "auto_pad")
+    older = import_openvino().opset1.max_pool(node.input_value(0), *(facts[name] for name in names))
     for reader in node.output(0).get_target_inputs():
         reader.replace_source_output(older.output(0))
     return older
