@@ -4,8 +4,8 @@
     python benchmarks/rounding.py model.onnx nih.csv
 
 The change is the mean squared distance of an image's embedding to the exact one, divided by the variance of the
-embeddings, over the first 200 held-out images. It is given for a rounded input and for rounded weights. The last column
-is the share of all changes up to this layer.
+embeddings, over the first 200 held-out images by default. It is given for a rounded input and for rounded weights. The
+last column is the share of all changes up to this layer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cbmir.training.evaluate import opened_model
 @click.command()
 @click.argument("model", type=click.Path(path_type=Path, dir_okay=False, exists=True))
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("--images", default=200, show_default=True)
+@click.option("--images", default=200, show_default=True, help="Largest number of images.")
 def main(model: Path, manifest: Path, images: int) -> None:
     """Print the changes of MODEL's layers, in the order of the graph, on the images of MANIFEST."""
     with opened_model(model) as (card, _):
@@ -36,7 +36,7 @@ def main(model: Path, manifest: Path, images: int) -> None:
     found = changes(model.read_bytes(), pixels)
     shares = np.cumsum([of_input + of_weights for _, of_input, of_weights in found])
     for (name, of_input, of_weights), share in zip(found, shares / shares[-1], strict=True):
-        click.echo(f"{name:32} input {of_input:.6f} weights {of_weights:.6f} up to here {share:.1%}")
+        click.echo(f"{name:32} input {of_input:.1e} weights {of_weights:.1e} up to here {share:.1%}")
 
 
 def changes(model: bytes, pixels: NDArray[np.uint8]) -> list[tuple[str, float, float]]:

@@ -58,7 +58,7 @@ def features(run: Path, config: TrainConfig) -> dict[str, Stages]:
     images = cached_images(manifest, config.preprocess, cache_folder(Path(config.manifest)))
     validation = Validation(config, manifest, images)
     return {
-        split: validation._pooled(model.eval(), np.array(split_rows(manifest, split)))
+        split: validation.pooled(model.eval(), np.array(split_rows(manifest, split)))
         for split in ("train", "val", "test")
     }
 

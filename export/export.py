@@ -40,7 +40,7 @@ log = logging.getLogger("cbmir")
 
 REPORT = "parity.json"
 #: Numbers of first layers to keep in float in a bfloat16 or int8 file, tried in this order until the file is within
-#: its limits. Errors of the first layers grow on their way through the network.
+#: its limits. Rounding the first layers changes the embedding most (docs/starter.md).
 FLOAT_LAYERS = (0, 2, 4, 8, 16, 32)
 _ADVICE = {
     "float32": "A network that has hardly learnt may be this sensitive to rounding. Otherwise this is a bug in the "

@@ -80,10 +80,10 @@ class Validation:
         if self.folds is not None:
             return {}
         if self.config.linear_fit:
-            features = self._pooled(model, self.gallery)
+            features = self.pooled(model, self.gallery)
             fit = fit_linear(features, training_targets(self.labels[self.gallery]), self.config.projection)
             gallery = fit.apply(features)[0]
-            query, scores = fit.apply(self._pooled(model, self.query))
+            query, scores = fit.apply(self.pooled(model, self.query))
         else:
             query, scores = embed(model, self._batches(self.query))
             gallery = self._gallery_of(model) if self.teacher is None else self._teachers_gallery
@@ -100,11 +100,11 @@ class Validation:
     def fitted(self, model: RetrievalModel) -> RetrievalModel:
         """Return a trained network with linear maps fitted to all training images."""
         rows = np.array(split_rows(self.manifest, "train"))
-        fit = fit_linear(self._pooled(model, rows), training_targets(self.labels[rows]), self.config.projection)
+        fit = fit_linear(self.pooled(model, rows), training_targets(self.labels[rows]), self.config.projection)
         return fit.model(model)
 
     @torch.inference_mode()
-    def _pooled(self, model: RetrievalModel, rows: NDArray[np.intp]) -> Stages:
+    def pooled(self, model: RetrievalModel, rows: NDArray[np.intp]) -> Stages:
         """Return the mean features of both stages, as in `TwoStageEncoder`."""
         training, device = model.training, next(model.parameters()).device
         encoder = model.eval().encoder

@@ -126,6 +126,11 @@ def of_kind(model: ir.Model, kind: str) -> list[ir.Node]:
     return [node for node in model.graph if node.op_type == kind]
 
 
+def in_float(model: ir.Model) -> set[str | None]:
+    """Return the names of the convolutions whose weights are not quantised."""
+    return {node.name for node in of_kind(model, "Conv") if node.inputs[1] and node.inputs[1].const_value}
+
+
 def scale_of(value: ir.Value | None) -> tuple[float, ...]:
     """Scale and zero point with which a QDQ file dequantises a tensor."""
     assert value is not None
@@ -296,8 +301,7 @@ def test_different_quantisations_have_different_fingerprints(tiny_model: Path, i
 
 def test_the_first_layers_and_residual_sums_stay_in_float(mobile: bytes, images: Images) -> None:
     model = read_graph(to_int8(mobile, images, float_layers=2))
-    in_float = {node.name for node in of_kind(model, "Conv") if node.inputs[1] and node.inputs[1].const_value}
-    assert in_float == {"Conv:n0", "Conv:depthwise"}  # the stem with its norm
+    assert in_float(model) == {"Conv:n0", "Conv:depthwise"}  # the stem with its norm
     (clip,), (total,) = of_kind(model, "Clip"), of_kind(model, "Add")
     before = clip.inputs[0].producer() if clip.inputs[0] else None
     assert before and before.name == "Conv:n0"  # its input is not rounded
@@ -308,8 +312,7 @@ def test_the_first_layers_and_residual_sums_stay_in_float(mobile: bytes, images:
 def test_a_batch_norm_does_not_count_as_a_layer(dense: bytes, images: Images) -> None:
     """The norm between the first convolution and the second is a depthwise convolution in the int8 graph."""
     model = read_graph(to_int8(dense, images, float_layers=1))
-    in_float = {node.name for node in of_kind(model, "Conv") if node.inputs[1] and node.inputs[1].const_value}
-    assert in_float == {"Conv:n0", "BatchNormalization:n1"}
+    assert in_float(model) == {"Conv:n0", "BatchNormalization:n1"}
 
 
 def test_a_file_with_all_layers_in_float_answers_like_its_source(mobile: bytes, images: Images) -> None:
